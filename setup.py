@@ -1,0 +1,5 @@
+"""Entry point for tools that still call setup.py; every setting is in pyproject.toml."""
+
+from setuptools import setup
+
+setup()
