@@ -1,0 +1,54 @@
+"""What one micro-batch is, and by which logical coordinates its noise, losses and counts are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Microbatch:
+    """Logical coordinates of one forward pass; no physical rank appears in them.
+
+    ``shard`` is the logical data-parallel shard v, ``index`` the micro-batch of that shard in this step,
+    ``num_microbatches`` how many the shard has, ``iteration`` the 1-based step.
+    """
+
+    iteration: int
+    shard: int
+    index: int
+    num_microbatches: int
+    training: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One micro-batch of token sequences; every pipeline stage and tensor-parallel rank sees the same one.
+
+    ``tokens_BS``, ``labels_BS`` and ``position_ids_BS`` are int64, ``loss_mask_BS`` is fp32 of zeros and ones.
+    """
+
+    tokens_BS: torch.Tensor
+    labels_BS: torch.Tensor
+    loss_mask_BS: torch.Tensor
+    position_ids_BS: torch.Tensor
+
+
+@dataclass(kw_only=True, slots=True)
+class StageReport:
+    """What one forward pass of one stage tells besides its output; detached and equal on all tensor-parallel ranks.
+
+    ``loss_sum`` (fp32, sum of masked token losses) and ``num_tokens`` (int64, unmasked tokens) come from the last
+    stage only. ``per_layer`` holds fp32 scalars by name and global layer index, e.g. ``load_balancing_loss``: a MoE
+    layer's auxiliary loss of this micro-batch divided by its coefficient. Who adds them up does so in logical and
+    layer order, so that no stage border can change a bit.
+    """
+
+    loss_sum: torch.Tensor | None = None
+    num_tokens: torch.Tensor | None = None
+    per_layer: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+
+    def add_layer_value(self, name: str, layer: int, value: torch.Tensor) -> None:
+        """Record one layer's value."""
+        self.per_layer.setdefault(name, {})[layer] = value

@@ -1,0 +1,70 @@
+"""ModelParameter: a working weight that knows its ParamSpec and where its gradient is summed."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.core.contracts.param_spec import ParamSpec
+
+
+class ModelParameter(torch.nn.Parameter):
+    """A working weight of shape ``spec.local_shape``.
+
+    ``main_grads`` is filled by the engine with one fp32 view per entry of ``spec.stages`` (one where it is empty),
+    each of the parameter's shape. Until then gradients go to ``.grad`` as in any module, so that a layer can be used
+    on its own.
+    """
+
+    spec: ParamSpec
+    main_grads: tuple[torch.Tensor, ...]
+
+    def __new__(cls, data: torch.Tensor, spec: ParamSpec) -> ModelParameter:
+        if tuple(data.shape) != spec.local_shape:
+            raise ValueError(f"{spec.name}: tensor of shape {tuple(data.shape)}, spec says {spec.local_shape}")
+        self = super().__new__(cls, data, requires_grad=True)
+        self.spec = spec
+        self.main_grads = ()
+        return self
+
+    def __deepcopy__(self, memo: dict) -> ModelParameter:
+        copy = type(self)(self.data.clone(), self.spec)
+        memo[id(self)] = copy
+        return copy
+
+
+def main_grad(param: ModelParameter, stage: str = "") -> torch.Tensor | None:
+    """The fp32 buffer that uses of ``param`` at ``stage`` ("first" or "last" where its spec has stages) add into, or
+    ``None`` while no engine has taken the parameter."""
+    if not param.main_grads:
+        return None
+    return param.main_grads[param.spec.stages.index(stage) if stage else 0]
+
+
+def accumulate_grad(param: ModelParameter, grad: torch.Tensor, stage: str = "") -> torch.Tensor | None:
+    """Add one use's gradient (fp32, shape of ``param``) straight into the main gradient.
+
+    Returns what the calling ``backward`` hands on to autograd: nothing once an engine owns the parameter, otherwise
+    the gradient in the parameter's type.
+    """
+    buffer = main_grad(param, stage)
+    if buffer is None:
+        return grad.to(param.dtype)
+    buffer.add_(grad)
+    return None
+
+
+class _UseInFp32(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, param: ModelParameter) -> torch.Tensor:
+        ctx.param = param
+        return param.detach().to(torch.float32, copy=True)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor | None:
+        return accumulate_grad(ctx.param, grad)
+
+
+def use_in_fp32(param: ModelParameter) -> torch.Tensor:
+    """The small parameter (norm weight, bias, conv taps, ...) as fp32; its gradient arrives in fp32 and goes straight
+    into the main gradient. Call it once per use."""
+    return _UseInFp32.apply(param)

@@ -1,0 +1,197 @@
+"""Which implementations of an op exist, what each promises, and which one a run uses.
+
+An op is a folder with a specification, a reference and further variants; its ``__init__`` joins them in an ``Op``. The
+catalog lists all ops. A run's ``OpTable`` is built once, before the model; modules take callables from it when they
+are constructed and never ask about modes again.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from megatron.core.config.errors import ConfigError, Problem
+from megatron.core.config.numerics import NumericsConfig
+
+
+class Guarantee(enum.IntEnum):
+    """What a variant promises about its bits; each level has one generic test and a claim without it is a failure."""
+
+    NONE = 0
+    """May differ between two runs (atomics, a choice made by timing)."""
+    RUN_TO_RUN = 1
+    """Same inputs on the same kind of device: same bits."""
+    BATCH = 2
+    """A row's bits do not depend on the other rows either."""
+    LAYOUT = 3
+    """Same bits for every cut over ranks too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One set of arguments for the conformance tests.
+
+    ``args`` are passed by position. Floating-point tensors that ``grads`` names by position get gradients, which are
+    compared as well.
+    """
+
+    name: str
+    args: tuple
+    grads: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tolerance:
+    """Largest accepted distance from the reference in fp64 (of the same inputs), and why."""
+
+    rtol: float
+    atol: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpSpec:
+    """An op's contract, shared by all its variants.
+
+    Attributes:
+        name: the op.
+        promise: one sentence: what it computes.
+        order: one sentence: in which order numbers are added.
+        cases: ``cases(generator, dtype, device)`` gives argument sets, odd and empty sizes included.
+        tolerance: by activation type.
+    """
+
+    name: str
+    promise: str
+    order: str
+    cases: Callable[[torch.Generator, torch.dtype, torch.device], list[Case]]
+    tolerance: Mapping[torch.dtype, Tolerance]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One implementation of an op.
+
+    Attributes:
+        name: guarantee first, technology second, e.g. ``deterministic_triton``.
+        fn: the callable; all variants of an op take the same arguments.
+        guarantee: by device type; a device that is not listed is not supported.
+        dtypes: activation types it takes.
+        why: one sentence: what fixes, or breaks, the order of additions.
+        sources: further modules whose text is part of the implementation (kernels).
+    """
+
+    name: str
+    fn: Callable[..., object]
+    guarantee: Mapping[str, Guarantee]
+    why: str
+    dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.bfloat16})
+    sources: tuple[str, ...] = ()
+
+    def source_hash(self) -> str:
+        """SHA-256 over the text of the implementing modules, 16 hex digits."""
+        total = hashlib.sha256()
+        for module in (self.fn.__module__, *self.sources):
+            total.update(Path(inspect.getfile(sys.modules[module])).read_bytes())
+        return total.hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Op:
+    """An op and its variants in order of preference, the fastest first; the last one is the reference."""
+
+    spec: OpSpec
+    variants: tuple[Variant, ...]
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {v.name: v for v in self.variants}[name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpTable:
+    """The ops of one run: ``table["rms_norm"]`` is a callable."""
+
+    device: str
+    dtype: torch.dtype
+    chosen: Mapping[str, Variant] = field(repr=False)
+
+    def __getitem__(self, op: str) -> Callable[..., object]:
+        return self.chosen[op].fn
+
+    @property
+    def promise(self) -> Guarantee:
+        """The weakest guarantee among the chosen variants."""
+        return min(v.guarantee[self.device] for v in self.chosen.values())
+
+    def manifest(self) -> dict[str, dict[str, str]]:
+        """Variant, guarantee and source hash of every op, for the run's manifest."""
+        return {
+            op: {"variant": v.name, "guarantee": v.guarantee[self.device].name, "source": v.source_hash()}
+            for op, v in sorted(self.chosen.items())
+        }
+
+
+def _overrides(text: str | None, ops: Mapping[str, Op]) -> tuple[dict[str, str], list[Problem]]:
+    wanted: dict[str, str] = {}
+    problems = []
+    for entry in (text or "").split(","):
+        op, _, name = entry.partition("=")
+        if not entry or entry == "fastest":
+            continue
+        if op not in ops:
+            problems.append(Problem(f"--op-variants {entry}", f"an op among {', '.join(sorted(ops))}", "--op-variants"))
+        elif name not in (names := [v.name for v in ops[op].variants]):
+            problems.append(Problem(f"--op-variants {entry}", f"a variant among {', '.join(names)}", "--op-variants"))
+        else:
+            wanted[op] = name
+    return wanted, problems
+
+
+def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.device, dtype: torch.dtype) -> OpTable:
+    """Choose one variant per op for a device and an activation type.
+
+    In deterministic mode the first variant that promises at least ``RUN_TO_RUN`` is taken; otherwise the first that
+    runs at all. ``--op-variants`` overrides single ops.
+
+    Raises:
+        ConfigError: an op has no variant that keeps the promise, or an override is unknown or cannot run here.
+    """
+    by_name = {op.spec.name: op for op in ops}
+    wanted, problems = _overrides(numerics.op_variants, by_name)
+    strict = numerics.deterministic_mode and numerics.op_variants != "fastest"
+    need = Guarantee.RUN_TO_RUN if strict else Guarantee.NONE
+    chosen: dict[str, Variant] = {}
+    for name, op in by_name.items():
+        runs = [v for v in op.variants if device.type in v.guarantee and dtype in v.dtypes]
+        if name in wanted:
+            fit = [v for v in runs if v.name == wanted[name]]
+        else:
+            fit = [v for v in runs if v.guarantee[device.type] >= need]
+        if fit:
+            chosen[name] = fit[0]
+            continue
+        have = ", ".join(f"{v.name} ({v.guarantee[device.type].name})" for v in runs) or "no variant"
+        problems.append(
+            Problem(
+                f"op {name} on {device.type} in {dtype}",
+                f"variant {wanted[name]}"
+                if name in wanted
+                else f"a variant that promises {need.name}; there is {have}",
+                f"--op-variants {name}=..., or --deterministic-mode off",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return OpTable(device=device.type, dtype=dtype, chosen=chosen)

@@ -1,0 +1,127 @@
+"""Collectives whose result does not depend on how the transport works: rank-indexed copies, integer sums, maxima.
+
+Nothing here adds floating-point numbers; those sums live in ``ordered_reduce``. Copies travel as bytes, so every type
+works on every backend. All functions return new tensors and are no-ops on a group of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from megatron.core.process_groups.groups import Group
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+    """``[size, *shape]``: every member's tensor (equal shapes), in group order."""
+    tensor = tensor.contiguous()
+    if group.size == 1:
+        return tensor.unsqueeze(0).clone()
+    out = torch.empty((group.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+    dist.all_gather_into_tensor(_bytes(out), _bytes(tensor), group=group.handle)
+    return out
+
+
+def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
+    """``slots[j]`` goes to member j; the result's ``[j]`` came from member j. Same shape in and out, dim 0 = size."""
+    slots = slots.contiguous()
+    if slots.shape[0] != group.size:
+        raise ValueError(f"all_to_all over {group.size} members got {slots.shape[0]} slots")
+    if group.size == 1:
+        return slots.clone()
+    out = torch.empty_like(slots)
+    dist.all_to_all_single(_bytes(out), _bytes(slots), group=group.handle)
+    return out
+
+
+def all_to_all_rows(
+    group: Group, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
+) -> torch.Tensor:
+    """Exchange unequal numbers of rows ``[R, ...]``: the first ``send_counts[0]`` go to member 0 and so on; received
+    rows are ordered by sender. Works for empty pieces."""
+    rows = rows.contiguous()
+    if group.size == 1:
+        return rows.clone()
+    row_bytes = rows.element_size() * rows[:1].numel() if rows.shape[0] else _row_bytes(rows)
+    out = torch.empty((sum(receive_counts), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+    dist.all_to_all_single(
+        _bytes(out),
+        _bytes(rows),
+        output_split_sizes=[n * row_bytes for n in receive_counts],
+        input_split_sizes=[n * row_bytes for n in send_counts],
+        group=group.handle,
+    )
+    return out
+
+
+def _row_bytes(rows: torch.Tensor) -> int:
+    numel = 1
+    for extent in rows.shape[1:]:
+        numel *= extent
+    return numel * rows.element_size()
+
+
+def broadcast(group: Group, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+    """Member ``source``'s tensor on every member; the others pass one of the same shape and type."""
+    tensor = tensor.contiguous()
+    if group.size == 1:
+        return tensor.clone()
+    out = tensor.clone()
+    dist.broadcast(_bytes(out), src=group.ranks[source], group=group.handle)
+    return out
+
+
+def sum_integers(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+    """Sum of an integer tensor over the group; exact in any order (int64 wraps).
+
+    Raises:
+        TypeError: the tensor is not of an integer type; sums of floats belong to ``ordered_reduce``.
+    """
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"sum_integers got {tensor.dtype}; floating-point sums belong to ordered_reduce")
+    out = tensor.clone()
+    if group.size > 1:
+        dist.all_reduce(out, op=dist.ReduceOp.SUM, group=group.handle)
+    return out
+
+
+def maximum(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+    """Elementwise maximum over the group; the same in any order. NaN is not supported."""
+    out = tensor.clone()
+    if group.size > 1:
+        dist.all_reduce(out, op=dist.ReduceOp.MAX, group=group.handle)
+    return out
+
+
+def barrier(group: Group) -> None:
+    """Wait until every member is here."""
+    if group.size > 1:
+        dist.barrier(group=group.handle)
+
+
+def exchange(
+    group: Group, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+) -> None:
+    """Point-to-point transfers of one moment, all started together, waited for before return (on CUDA: in stream
+    order). ``sends`` and ``receives`` pair a member's position with a contiguous tensor; between two members,
+    transfers match in list order."""
+    ops = [dist.P2POp(dist.irecv, _bytes(t), group.ranks[peer], group.handle) for peer, t in receives]
+    ops += [dist.P2POp(dist.isend, _bytes(t), group.ranks[peer], group.handle) for peer, t in sends]
+    if ops:
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+
+def gather_objects(group: Group, value: object) -> list[object]:
+    """Every member's picklable value, in group order; for start-up and end of run, not for the step."""
+    if group.size == 1:
+        return [value]
+    out: list[object] = [None] * group.size
+    dist.all_gather_object(out, value, group=group.handle)
+    return out

@@ -1,0 +1,106 @@
+"""The one module where floating-point numbers of different ranks are added.
+
+``OrderedSums`` moves every rank's contribution to the rank that needs it and adds there in fp32, in an order given by
+the members' positions alone; transport, ring and timing cannot change a bit. ``NativeSums`` leaves the addition to the
+backend and promises nothing; it is the baseline that the cost of order is measured against.
+
+The order is the *blocked fold*: members are added left to right inside blocks of ``block`` consecutive members, then
+the block sums left to right; the first term is copied, not added to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from megatron.core.process_groups.collectives import all_gather, all_to_all
+from megatron.core.process_groups.groups import Group
+
+Fold = Callable[[torch.Tensor, int], torch.Tensor]
+"""``fold(slots [R, n], block) -> [n]`` in fp32 (fp64 for fp64): the op ``blocked_fold``."""
+
+_SMALL_BYTES = 1 << 15
+
+
+class FloatSums(Protocol):
+    """Sums of floating-point tensors over a group."""
+
+    def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
+        """``flat`` is 1-D of ``size * n`` elements; returns the fp32 sum of everyone's piece ``rank``, ``[n]``.
+
+        ``block`` is the fold's block (default: one block of all members).
+        """
+        ...
+
+    def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum in fp32 over the group, rounded once to the tensor's type; same shape."""
+        ...
+
+    def reduce_scatter_rows(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
+        """Rows ``[size * r, ...]`` in, this member's ``r`` rows of the sum out, rounded once to the tensor's type."""
+        ...
+
+
+class OrderedSums:
+    """Sums whose order is stated: see the head of the file."""
+
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
+
+    def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
+        """As ``FloatSums.reduce_scatter``."""
+        slots = flat.view(group.size, -1)
+        received = all_to_all(group, slots) if group.size > 1 else slots
+        return self._fold(received, block or group.size)
+
+    def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
+        """As ``FloatSums.all_reduce``. Short tensors travel whole and are folded everywhere; same order, same bits."""
+        if group.size == 1:
+            return tensor.clone()
+        if tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
+            slots = all_gather(group, tensor.reshape(-1))
+            return self._fold(slots, group.size).to(tensor.dtype).view(tensor.shape)
+        piece = -(-tensor.numel() // group.size)
+        flat = tensor.new_zeros(piece * group.size)
+        flat[: tensor.numel()] = tensor.reshape(-1)
+        owned = self._fold(all_to_all(group, flat.view(group.size, -1)), group.size).to(tensor.dtype)
+        return all_gather(group, owned).view(-1)[: tensor.numel()].view(tensor.shape)
+
+    def reduce_scatter_rows(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
+        """As ``FloatSums.reduce_scatter_rows``."""
+        if group.size == 1:
+            return tensor.clone()
+        shape = (tensor.shape[0] // group.size, *tensor.shape[1:])
+        received = all_to_all(group, tensor.reshape(group.size, -1))
+        return self._fold(received, group.size).to(tensor.dtype).view(shape)
+
+
+class NativeSums:
+    """Sums left to the backend, in whatever order it takes; for the cost baseline only."""
+
+    def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
+        """As ``FloatSums.reduce_scatter``; ``block`` has no meaning here."""
+        flat = flat if flat.dtype == torch.float64 else flat.float()
+        if group.size == 1:
+            return flat.clone()
+        out = flat.new_empty(flat.numel() // group.size)
+        dist.reduce_scatter_tensor(out, flat.contiguous(), group=group.handle)
+        return out
+
+    def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
+        """As ``FloatSums.all_reduce``, except that the backend may round in between."""
+        out = tensor.clone()
+        if group.size > 1:
+            dist.all_reduce(out, group=group.handle)
+        return out
+
+    def reduce_scatter_rows(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
+        """As ``FloatSums.reduce_scatter_rows``, except that the backend may round in between."""
+        if group.size == 1:
+            return tensor.clone()
+        out = tensor.new_empty(tensor.shape[0] // group.size, *tensor.shape[1:])
+        dist.reduce_scatter_tensor(out, tensor.contiguous(), group=group.handle)
+        return out

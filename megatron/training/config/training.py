@@ -1,0 +1,76 @@
+"""Batch sizes, length of training, evaluation, watches and exits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron.core.config.fields import operational, trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The training loop."""
+
+    micro_batch_size: int | None = trajectory(None)
+    """Sequences per rank in one forward pass."""
+    global_batch_size: int | None = trajectory(None)
+    """Sequences per optimizer step; default: micro-batch size * logical data-parallel size."""
+    train_iters: int | None = trajectory(None)
+    """Optimizer steps to run."""
+    train_samples: int | None = trajectory(None)
+    """Samples to run, instead of iterations."""
+    seed: int = trajectory(1234)
+    """Seed of initial values, data order and all noise; above 0."""
+    eval_iters: int = trajectory(100)
+    """Batches per evaluation; 0 switches evaluation off."""
+    eval_interval: int | None = trajectory(None)
+    """Iterations between evaluations; none when not given."""
+    exit_interval: int | None = operational(None)
+    """Stop after an iteration that this number divides."""
+    exit_duration_in_mins: int | None = operational(None)
+    """Stop after this many minutes."""
+    check_for_nan_in_loss_and_grad: bool = operational(True)
+    """Stop every rank when a loss or gradient is not finite, naming where (exit code 4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """Process groups and devices."""
+
+    distributed_backend: Literal["nccl", "gloo"] | None = operational(None)
+    """nccl or gloo; default: nccl where there is a GPU, else gloo."""
+    distributed_timeout_minutes: int = operational(10)
+    """Longest wait in a collective before the run is stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Log lines, TensorBoard and the run folder."""
+
+    log_interval: int = operational(100)
+    """Iterations between log lines; the first iteration is always logged."""
+    log_throughput: bool = operational(False)
+    """Add TFLOP/s per GPU to the log line."""
+    log_params_norm: bool = operational(False)
+    """Add the norm of the weights to the log line."""
+    log_num_zeros_in_grad: bool = operational(False)
+    """Add the number of zero gradient elements to the log line."""
+    tensorboard_dir: str | None = operational(None)
+    """Folder for TensorBoard events; none when not given."""
+    tensorboard_log_interval: int = operational(1)
+    """Iterations between TensorBoard points."""
+    run_dir: str | None = operational(None)
+    """Folder for metrics.jsonl, manifest.json and curves.png of this run; none when not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FingerprintConfig:
+    """One line of digests a step, to compare runs by."""
+
+    fingerprint_dir: str | None = operational(None)
+    """Folder for manifest.json, fingerprint.jsonl and one file per rank; none when not given."""
+    fingerprint_interval: int = operational(1)
+    """Iterations between lines."""
+    fingerprint_level: Literal["metrics", "state"] = operational("state")
+    """metrics: losses, norm and learning rate; state: also digests of weights, masters, moments, data and keys."""

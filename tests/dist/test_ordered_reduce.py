@@ -1,0 +1,79 @@
+"""Ordered sums: same bits as the stated order on one rank, on any number of ranks; the plain sum is the control."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from megatron.core.digest.bits import same_bits
+from megatron.core.ops.blocked_fold.reference import blocked_fold
+from megatron.core.process_groups.collectives import all_to_all_rows, exchange, sum_integers
+from tests.support.ranks import groups_for_test, ordered_sums, run_ranks
+
+
+def _contribution(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 + rank)
+    scale = 10.0 ** torch.randint(-6, 6, (numel,), generator=generator)
+    return (torch.randn(numel, generator=generator) * scale).to(dtype)
+
+
+def _sum_everywhere(numel: int, dtype: torch.dtype, block: int) -> dict[str, torch.Tensor]:
+    groups, sums = groups_for_test(), ordered_sums()
+    mine = _contribution(groups.dp.rank, numel, dtype)
+    return {
+        "reduce_scatter": sums.reduce_scatter(groups.dp, mine, block),
+        "all_reduce": sums.all_reduce(groups.dp, mine),
+        "rows": sums.reduce_scatter_rows(groups.dp, mine.view(groups.dp.size * 2, -1)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("world", "block", "dtype"), [(2, 2, torch.float32), (3, 2, torch.float32), (4, 2, torch.bfloat16)]
+)
+@pytest.mark.parametrize("numel", [24, 12 * 4096])
+def test_sums_follow_the_stated_order(world: int, block: int, dtype: torch.dtype, numel: int) -> None:
+    seen = run_ranks(world, _sum_everywhere, numel, dtype, block)
+    slots = torch.stack([_contribution(r, numel, dtype) for r in range(world)])
+    scattered = torch.cat([s["reduce_scatter"] for s in seen])
+    assert same_bits(scattered, blocked_fold(slots, block))
+    whole = blocked_fold(slots, world).to(dtype)
+    assert all(same_bits(s["all_reduce"], whole) for s in seen)
+    assert same_bits(torch.cat([s["rows"].reshape(-1) for s in seen]), whole)
+
+
+def test_another_order_gives_other_bits() -> None:
+    slots = torch.stack([_contribution(r, 4096, torch.float32) for r in range(3)])
+    assert not same_bits(blocked_fold(slots, 3), blocked_fold(slots.flip(0), 3))
+
+
+def _other_collectives() -> tuple[list[float], int, float]:
+    groups = groups_for_test(pp=3)
+    me, size = groups.pp.rank, groups.pp.size
+    rows = torch.full((3, 2), float(me))
+    got = all_to_all_rows(groups.pp, rows, [0, 1, 2], [(0, 1, 2)[me]] * 3)
+    received = torch.empty(5)
+    exchange(groups.pp, [((me + 1) % size, torch.full((5,), float(me)))], [((me - 1) % size, received)])
+    return got[:, 0].tolist(), int(sum_integers(groups.pp, torch.tensor(me))), float(received[0])
+
+
+def test_rank_indexed_collectives() -> None:
+    assert run_ranks(3, _other_collectives) == [
+        ([], 3, 2.0),
+        ([0.0, 1.0, 2.0], 3, 0.0),
+        ([0.0, 0.0, 1.0, 1.0, 2.0, 2.0], 3, 1.0),
+    ]
+
+
+def test_float_sums_outside_the_module_are_refused() -> None:
+    with pytest.raises(TypeError, match="ordered_reduce"):
+        sum_integers(groups_for_test().dp, torch.zeros(3))
+
+
+def _fails_on_one_rank() -> None:
+    if groups_for_test().dp.rank == 1:
+        raise KeyError("planted")
+
+
+def test_the_failing_rank_is_the_test_failure() -> None:
+    with pytest.raises(AssertionError, match=r"rank 1 of 2.*planted|planted"):
+        run_ranks(2, _fails_on_one_rank)
