@@ -1,0 +1,1 @@
+"""Gates: the rules of CONTRIBUTING.md that nobody has to remember, each with a breach planted to test it."""
