@@ -1,0 +1,47 @@
+"""The picture of a run: loss and gradient norm over iterations, as a PNG."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot  # noqa: E402  the backend must be chosen before pyplot is imported
+
+
+def read_metrics(file: Path) -> tuple[list[dict], list[dict]]:
+    """Training and validation records of a metrics.jsonl, in file order."""
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    return [r for r in records if r["kind"] == "train"], [r for r in records if r["kind"] == "valid"]
+
+
+def draw_curves(runs: dict[str, Path], out: Path, title: str) -> None:
+    """Draw loss (training and validation) and gradient norm of each run's metrics.jsonl into ``out``.
+
+    ``runs`` maps legend names to files; later runs are drawn thinner, so that identical curves stay visible.
+    """
+    figure, (loss_axes, norm_axes) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 7), height_ratios=(3, 2))
+    for number, (name, file) in enumerate(runs.items()):
+        train, valid = read_metrics(file)
+        style = {"linewidth": max(0.8, 4.0 - 1.6 * number), "alpha": 0.45 + 0.5 * (number > 0)}
+        steps = [r["iteration"] for r in train]
+        loss_axes.plot(steps, [r["losses"]["lm loss"] for r in train], label=name, **style)
+        norm_axes.plot(steps, [r["grad_norm"] for r in train], label=name, **style)
+        if valid:
+            loss_axes.plot(
+                [r["iteration"] for r in valid],
+                [r["losses"]["lm loss"] for r in valid],
+                "o",
+                label=f"{name}, validation",
+            )
+    loss_axes.set(ylabel="loss (nats a token)", title=title)
+    norm_axes.set(ylabel="gradient norm", xlabel="iteration", yscale="log")
+    loss_axes.legend()
+    for axes in (loss_axes, norm_axes):
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,65 @@
+"""Start torch.distributed and pick the device."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from megatron.core.config.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What the launcher says about this process."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def pick_device(backend: str | None, launch: Launch) -> torch.device:
+    """The device of this rank: its GPU where there is one and the backend can use it, else the CPU.
+
+    Raises:
+        ConfigError: nccl without a GPU, or more local ranks than GPUs.
+    """
+    if not torch.cuda.is_available():
+        if backend == "nccl":
+            problem = Problem("--distributed-backend nccl on a machine without a GPU", "a GPU", "use gloo, or drop it")
+            raise ConfigError([problem])
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if launch.local_rank >= count and backend != "gloo":
+        problem = Problem(
+            f"local rank {launch.local_rank} on a machine with {count} GPU{'s' * (count != 1)}",
+            "one GPU per process",
+            f"start at most {count} processes on this machine, or --distributed-backend gloo to share GPUs",
+        )
+        raise ConfigError([problem])
+    return torch.device("cuda", launch.local_rank % count)
+
+
+def start_process_group(launch: Launch, backend: str | None, device: torch.device, timeout_minutes: int) -> str:
+    """Join the other ranks (MASTER_ADDR and MASTER_PORT are set); nothing to do for a world of one. Returns the
+    backend in use."""
+    name = backend or ("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if launch.world_size > 1:
+        dist.init_process_group(
+            name,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=datetime.timedelta(minutes=timeout_minutes),
+            device_id=device if name == "nccl" else None,
+        )
+    return name
+
+
+def stop_process_group() -> None:
+    """Leave; safe to call when nothing was started."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
