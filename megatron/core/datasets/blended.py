@@ -1,0 +1,161 @@
+"""Several data sets as one: which sample comes from which member."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.core.config.errors import ConfigError, Problem
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from megatron.core.datasets.index_cache import CachedArrays
+
+# The member's number is stored in 16 bits.
+MAX_MEMBERS = 32766
+BLEND_NAMES = ("dataset_index", "dataset_sample_index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blend:
+    """Prefixes of token files, and a weight for each; without weights a member counts by its number of samples."""
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] | None
+
+    @property
+    def is_single(self) -> bool:
+        """True where nothing is blended. One prefix with a weight is a blend of one, as in Megatron."""
+        return len(self.prefixes) == 1 and self.weights is None
+
+
+def parse_blend(words: Sequence[str], flag: str) -> Blend:
+    """``p1 p2 ...`` or ``w1 p1 w2 p2 ...``; an odd number of words, or one without numbers, has no weights.
+
+    Raises:
+        ConfigError: some of the words in the weights' places are numbers and some are not; a weight is not above 0; or
+            there are too many members.
+    """
+    weights = [_number(word) for word in words[::2]] if len(words) % 2 == 0 else []
+    given = f"{flag} {' '.join(words[:8])}{' ...' if len(words) > 8 else ''}"
+    if not weights or all(weight is None for weight in weights):
+        blend = Blend(prefixes=tuple(word.strip() for word in words), weights=None)
+    elif any(weight is None for weight in weights):
+        missing = next(word for word, weight in zip(words[::2], weights, strict=True) if weight is None)
+        raise ConfigError([Problem(given, f"a number in every second place or in none; {missing!r} is none", flag)])
+    else:
+        blend = Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=tuple(w for w in weights if w))
+        if not all(w is not None and 0 < w < math.inf for w in weights):
+            raise ConfigError([Problem(given, "weights above 0", flag)])
+    if len(blend.prefixes) > MAX_MEMBERS:
+        raise ConfigError([Problem(f"{len(blend.prefixes)} data sets", f"at most {MAX_MEMBERS}", flag)])
+    return blend
+
+
+def member_request(size: int, weight: float, surplus: float = 0.0) -> int:
+    """Samples to index in a member for a blend of ``size``; ``surplus`` is a share on top, in case it is drawn from
+    a little more often than its weight says."""
+    return math.ceil(math.ceil(size * weight) * (1 + surplus))
+
+
+def blend_size(size: int, weights: Sequence[float]) -> int:
+    """Samples of a weighted blend: at least ``size``, each member's part rounded up."""
+    return sum(member_request(size, weight) for weight in weights)
+
+
+def build_blend_indices(weights: Sequence[float], size: int) -> dict[str, NDArray]:
+    """``dataset_index`` int16 and ``dataset_sample_index`` int64, both [size]; ``weights`` add up to 1.
+
+    Draw i goes to the member with the largest ``weight * max(i, 1) - drawn so far``, in float64, the first of equals.
+    """
+    shares = np.array(weights, np.float64)
+    drawn = np.zeros(len(shares), np.float64)
+    members = np.zeros(size, np.int16)
+    owed = np.empty_like(shares)
+    for i in range(size if len(shares) > 1 else 0):
+        np.multiply(shares, max(i, 1), out=owed)
+        np.subtract(owed, drawn, out=owed)
+        member = owed.argmax()
+        members[i] = member
+        drawn[member] += 1
+    return _with_counters(members, len(shares))
+
+
+def build_exhaustive_indices(sizes: Sequence[int]) -> dict[str, NDArray]:
+    """As ``build_blend_indices`` by size, drawing every sample of every member exactly once."""
+    counts = np.array(sizes, np.int64)
+    shares = counts / np.float64(counts.sum())
+    drawn = np.zeros(len(counts), np.float64)
+    members = np.zeros(int(counts.sum()), np.int16)
+    owed = np.empty_like(shares)
+    spent = drawn == counts
+    for i in range(len(members)):
+        np.multiply(shares, max(i, 1), out=owed)
+        np.subtract(owed, drawn, out=owed)
+        owed[spent] = -np.inf
+        member = owed.argmax()
+        members[i] = member
+        drawn[member] += 1
+        spent[member] = drawn[member] == counts[member]
+    return _with_counters(members, len(counts))
+
+
+class BlendedDataset:
+    """Sample i is sample ``dataset_sample_index[i]`` of member ``dataset_index[i]``.
+
+    Raises:
+        ConfigError: a member has fewer samples than are drawn from it.
+    """
+
+    def __init__(self, members: Sequence[GPTDataset], indices: CachedArrays) -> None:
+        self.members = tuple(members)
+        self.dataset_index = indices.arrays["dataset_index"]
+        self.dataset_sample_index = indices.arrays["dataset_sample_index"]
+        self.index_digests: Mapping[str, str] = dict(indices.digests)
+        counts = np.bincount(self.dataset_index, minlength=len(members))
+        problems = [
+            Problem(
+                f"a blend that draws {count} samples from {member.source.name}",
+                f"at most the {len(member)} that were indexed there",
+                "a larger --mid-level-dataset-surplus",
+            )
+            for member, count in zip(self.members, counts.tolist(), strict=True)
+            if count > len(member)
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def __getitem__(self, index: int) -> dict[str, NDArray]:
+        """As the member's; see ``GPTDataset``."""
+        member, local = self._located(index)
+        return member[local]
+
+    def raw(self, index: int) -> NDArray:
+        """As the member's; see ``GPTDataset``."""
+        member, local = self._located(index)
+        return member.raw(local)
+
+    def _located(self, index: int) -> tuple[GPTDataset, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)} in a blend")
+        return self.members[int(self.dataset_index[index])], int(self.dataset_sample_index[index])
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _with_counters(members: NDArray, num_members: int) -> dict[str, NDArray]:
+    counters = np.zeros(len(members), np.int64)
+    for member in range(num_members):
+        mine = members == member
+        counters[mine] = np.arange(np.count_nonzero(mine))
+    return {"dataset_index": members, "dataset_sample_index": counters}

@@ -1,0 +1,374 @@
+"""From settings to data sets: opened, checked, indexed and cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
+from megatron.core.datasets.blended import (
+    BLEND_NAMES,
+    Blend,
+    BlendedDataset,
+    build_blend_indices,
+    build_exhaustive_indices,
+    parse_blend,
+)
+from megatron.core.datasets.gpt_dataset import GPTDataset, SampleRules
+from megatron.core.datasets.gpt_indices import INDEX_NAMES, build_indices
+from megatron.core.datasets.index_cache import CachedArrays, CacheEntry, cache_key, digested
+from megatron.core.datasets.indexed_dataset import IndexedDataset, TokenSource
+from megatron.core.datasets.mock import MockDocuments
+from megatron.core.datasets.split_plan import Absent, MemberPlan, SplitPlan, plan_split, sources_needed
+from megatron.core.datasets.splits import (
+    DEFAULT_SPLIT,
+    MOCK_SPLIT,
+    SPLIT_NAMES,
+    Bookends,
+    parse_split,
+    split_matrix,
+)
+from megatron.core.tokenizers.base import NO_PAD, Tokenizer, loss_pad_id
+from megatron.core.tokenizers.build import build_tokenizer
+from megatron.training.config.data import DataConfig, TokenizerConfig
+
+Dataset = GPTDataset | BlendedDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """The data of a run. ``absent`` says of each split that is ``None`` why there is no data in it."""
+
+    train: Dataset | None
+    valid: Dataset | None
+    test: Dataset | None
+    absent: Mapping[str, str]
+
+    def by_name(self) -> dict[str, Dataset | None]:
+        """train, valid and test."""
+        return {name: getattr(self, name) for name in SPLIT_NAMES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sources:
+    """What the settings say about each split: its blend and its part of every member; ``None``: left out."""
+
+    blends: tuple[Blend | None, ...]
+    bookends: tuple[Bookends | None, ...]
+    split: str | None
+    matrix: list[Bookends | None] | None
+    flags: tuple[str, ...]
+
+
+def tokenizer_from(config: TokenizerConfig) -> Tokenizer:
+    """The tokenizer that the settings name.
+
+    Raises:
+        ConfigError, DamagedInputError: see ``build_tokenizer``.
+    """
+    return build_tokenizer(
+        config.tokenizer_type,
+        model=config.tokenizer_model,
+        vocab_size=config.vocab_size,
+        eod_id=config.null_tokenizer_eod_id,
+        pad_id=config.null_tokenizer_pad_id,
+    )
+
+
+def build_datasets(
+    config: DataConfig,
+    tokenizer: Tokenizer | None,
+    *,
+    sequence_length: int,
+    seed: int,
+    sizes: Sequence[int | None],
+    build_here: bool,
+    barrier: Callable[[], None],
+    use_cache: bool = True,
+) -> Splits:
+    """Train, valid and test data; called by every rank with the same arguments but ``build_here``.
+
+    The ranks with ``build_here`` write the indices into the cache, all meet at ``barrier``, then the others map them.
+    What is wrong with files, splits and folders is found by every rank by itself before the barrier, and an error of
+    a building rank is raised after it: no rank waits for one that has stopped.
+
+    Args:
+        tokenizer: bounds the ids and names eod and pad; without one ids are not checked and no loss is masked.
+        sizes: samples asked of train, valid and test; ``None`` for one epoch, 0 for none. See ``requested_sizes``.
+        use_cache: off, indices are made in memory by every rank and no file is written.
+
+    Raises:
+        ConfigError: no data for a split that was asked for (an empty test split is only reported in ``absent``), a
+            cache folder that cannot be written, or settings that contradict each other.
+        DamagedInputError: a data file is missing or damaged, or other ranks do not see the cache.
+    """
+    plans = _plan(config, tokenizer, sequence_length=sequence_length, sizes=sizes)
+    maker = _Maker(config, tokenizer, sequence_length, seed, use_cache=use_cache)
+    for entry in maker.entries(plans.present):
+        entry.require_usable_folder()
+    failure: ConfigError | DamagedInputError | OSError | None = None
+    built: dict[str, Dataset] = {}
+    if build_here:
+        try:
+            built = maker.build_all(plans.present, build_here=True)
+        except (ConfigError, DamagedInputError, OSError) as error:
+            failure = error
+    barrier()
+    if failure is not None:
+        raise failure
+    if not build_here:
+        built = maker.build_all(plans.present, build_here=False)
+    return Splits(**{name: built.get(name) for name in SPLIT_NAMES}, absent=plans.absent)
+
+
+def data_digest(splits: Splits) -> str:
+    """SHA-256, in hex, of what decides the samples of a run and their order, without a path in it.
+
+    It covers the indices of every split, each data set's .idx file and .bin size, and the ids of end of document and
+    padding. Tokens themselves are not read.
+    """
+    content = {name: None if data is None else _facts(data) for name, data in splits.by_name().items()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def _facts(data: Dataset) -> dict[str, Any]:
+    if isinstance(data, BlendedDataset):
+        return {"indices": dict(data.index_digests), "members": [_facts(member) for member in data.members]}
+    rules = data.rules
+    return {
+        "indices": dict(data.index_digests),
+        "content": data.source.content_digest(),
+        "rules": [rules.sequence_length, rules.vocab_size, rules.eod, rules.pad, rules.eod_mask_loss],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plans:
+    present: Mapping[str, SplitPlan]
+    absent: Mapping[str, str]
+
+
+def _plan(
+    config: DataConfig, tokenizer: Tokenizer | None, *, sequence_length: int, sizes: Sequence[int | None]
+) -> _Plans:
+    problems = config.problems()
+    if problems:
+        raise ConfigError(problems)
+    sources = _sources(config)
+    opened = _open(config, tokenizer, sources)
+    present: dict[str, SplitPlan] = {}
+    absent: dict[str, str] = {}
+    for i, name in enumerate(SPLIT_NAMES):
+        blend, bookends = sources.blends[i], sources.bookends[i]
+        plan: SplitPlan | Absent
+        if blend is None or bookends is None:
+            plan = Absent(reason=f"left out by {sources.flags[i]}", chosen=True)
+        else:
+            plan = plan_split(
+                [opened[prefix] for prefix in blend.prefixes],
+                blend.weights,
+                bookends=bookends,
+                size=sizes[i],
+                sequence_length=sequence_length,
+                surplus=config.mid_level_dataset_surplus,
+            )
+        if isinstance(plan, SplitPlan):
+            present[name] = plan
+            continue
+        absent[name] = plan.reason
+        if sizes[i] and (name == "train" or (name == "valid" and not plan.chosen)):
+            problems.append(
+                Problem(f"no {name} data ({plan.reason})", f"data for {sizes[i]} samples", sources.flags[i])
+            )
+    if problems:
+        raise ConfigError(problems)
+    return _Plans(present=present, absent=absent)
+
+
+def _sources(config: DataConfig) -> _Sources:
+    if config.uses_mock_data:
+        matrix = split_matrix(parse_split(MOCK_SPLIT))
+        blend = Blend(prefixes=("",), weights=None)
+        return _Sources(
+            blends=(blend,) * 3, bookends=tuple(matrix), split=MOCK_SPLIT, matrix=matrix, flags=("--mock-data",) * 3
+        )
+    if config.data_path or config.data_args_path:
+        flag = "--data-path" if config.data_path else "--data-args-path"
+        words = config.data_path or tuple(_read_argument(config.data_args_path, flag).split())
+        split = config.split or DEFAULT_SPLIT
+        matrix = split_matrix(parse_split(split))
+        blend = parse_blend(words, flag)
+        return _Sources(blends=(blend,) * 3, bookends=tuple(matrix), split=split, matrix=matrix, flags=("--split",) * 3)
+    flags: tuple[str, ...] = tuple(f"--{name}-data-path" for name in SPLIT_NAMES)
+    lists: tuple[Sequence[str] | None, ...] = (config.train_data_path, config.valid_data_path, config.test_data_path)
+    if config.per_split_data_args_path:
+        flags = ("--per-split-data-args-path",) * 3
+        lists = _read_per_split(config.per_split_data_args_path)
+    blends = []
+    for words, flag in zip(lists, flags, strict=True):
+        blend_or_none = parse_blend(words, flag) if words else None
+        if blend_or_none is not None and len(blend_or_none.prefixes) == 1:
+            blend_or_none = Blend(prefixes=blend_or_none.prefixes, weights=None)
+        blends.append(blend_or_none)
+    return _Sources(blends=tuple(blends), bookends=((0.0, 1.0),) * 3, split=None, matrix=None, flags=flags)
+
+
+def _read_argument(path: str | None, flag: str) -> str:
+    assert path is not None
+    if not Path(path).is_file():
+        raise ConfigError([Problem(f"{flag} {path}", "a file that exists", flag)])
+    return Path(path).read_text("utf-8")
+
+
+def _read_per_split(path: str) -> tuple[Sequence[str] | None, ...]:
+    flag = "--per-split-data-args-path"
+    needed = 'a JSON object with lists of words under "train", "valid" and "test"'
+    text = _read_argument(path, flag)
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError([Problem(f"{flag} {path}, which is not JSON ({error})", needed, flag)]) from error
+    if not isinstance(content, dict) or not set(content) <= set(SPLIT_NAMES):
+        raise ConfigError([Problem(f"{flag} {path}", needed, flag)])
+    lists = [content.get(name) for name in SPLIT_NAMES]
+    if not all(words is None or isinstance(words, list) for words in lists):
+        raise ConfigError([Problem(f"{flag} {path}", needed, flag)])
+    return tuple(None if words is None else tuple(str(word) for word in words) for words in lists)
+
+
+def _open(config: DataConfig, tokenizer: Tokenizer | None, sources: _Sources) -> dict[str, TokenSource]:
+    if not config.uses_mock_data:
+        prefixes = sources_needed(sources.blends)
+        return {prefix: IndexedDataset(prefix, mmap_bin=config.mmap_bin_files) for prefix in prefixes}
+    if tokenizer is None:
+        raise ConfigError([Problem("mock data without a tokenizer", "the size of the vocabulary", "--tokenizer-type")])
+    return {"": MockDocuments(tokenizer.vocab_size, tokenizer.eod)}
+
+
+class _Maker:
+    """Turns plans into data sets, through the cache."""
+
+    def __init__(
+        self, config: DataConfig, tokenizer: Tokenizer | None, sequence_length: int, seed: int, *, use_cache: bool
+    ) -> None:
+        self._config, self._seed, self._use_cache = config, seed, use_cache
+        self._sources = _sources(config)
+        self._tokenizer = None if tokenizer is None else tokenizer.identifiers()
+        self._rules = SampleRules(
+            sequence_length=sequence_length,
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+            eod=-1 if tokenizer is None else tokenizer.eod,
+            pad=NO_PAD if tokenizer is None else loss_pad_id(tokenizer, config.allow_ambiguous_pad_tokens),
+            eod_mask_loss=config.eod_mask_loss,
+        )
+
+    def entries(self, plans: Mapping[str, SplitPlan]) -> list[CacheEntry]:
+        """The cache entries of all plans; none where nothing is cached."""
+        found = [self._member_entry(name, member) for name, plan in plans.items() for member in plan.members]
+        found += [self._blend_entry(name, plan) for name, plan in plans.items() if plan.weights is not None]
+        return [entry for entry in found if entry is not None]
+
+    def build_all(self, plans: Mapping[str, SplitPlan], *, build_here: bool) -> dict[str, Dataset]:
+        """Members by several threads, then the blends over them, by split name."""
+        jobs = [(name, member) for name, plan in plans.items() for member in plan.members]
+        with ThreadPoolExecutor(max_workers=self._config.num_dataset_builder_threads) as pool:
+            members = iter(list(pool.map(lambda job: self._member(*job, build_here=build_here), jobs)))
+        return {
+            name: self._split(name, plan, [next(members) for _ in plan.members], build_here)
+            for name, plan in plans.items()
+        }
+
+    def _member(self, name: str, plan: MemberPlan, *, build_here: bool) -> GPTDataset:
+        def build() -> Mapping[str, NDArray]:
+            sequences = np.arange(plan.first, plan.stop, dtype=np.int32)
+            return build_indices(sequences, plan.source.sequence_lengths, plan.samples, self._seed).arrays()
+
+        indices = _through_cache(self._member_entry(name, plan), build, build_here)
+        return GPTDataset(plan.source, indices, self._rules)
+
+    def _split(self, name: str, plan: SplitPlan, members: list[GPTDataset], build_here: bool) -> Dataset:
+        weights, size = plan.weights, plan.size
+        if weights is None:
+            return members[0]
+
+        def build() -> Mapping[str, NDArray]:
+            if size is None:
+                return build_exhaustive_indices([len(member) for member in members])
+            return build_blend_indices(weights, size)
+
+        return BlendedDataset(members, _through_cache(self._blend_entry(name, plan), build, build_here))
+
+    def _identity(self, name: str, plan: MemberPlan) -> dict[str, Any]:
+        """Megatron's fields in Megatron's order: their text names the cached files."""
+        return {
+            "class": "MockGPTDataset" if plan.source.path is None else "GPTDataset",
+            "dataset_path": plan.source.path,
+            "num_samples": plan.request,
+            "index_split": name,
+            "random_seed": self._seed,
+            "sequence_length": self._rules.sequence_length,
+            "split": self._sources.split,
+            "split_matrix": self._sources.matrix,
+            "tokenizer": self._tokenizer,
+        }
+
+    def _member_entry(self, name: str, plan: MemberPlan) -> CacheEntry | None:
+        folder = self._config.data_cache_path
+        if folder is None and plan.source.path is not None:
+            folder = f"{plan.source.path}/cache/GPTDataset_indices"
+        if folder is None or not self._use_cache:
+            return None
+        identity = self._identity(name, plan)
+        key, description = cache_key(identity)
+        return CacheEntry(
+            folder=Path(folder),
+            stem=f"{key}-{identity['class']}-{name}",
+            description=description,
+            content=plan.source.content_digest(),
+            names=INDEX_NAMES,
+        )
+
+    def _blend_entry(self, name: str, plan: SplitPlan) -> CacheEntry | None:
+        folder = self._config.data_cache_path
+        if folder is None or not self._use_cache or plan.weights is None:
+            return None
+        identity = {
+            "class": "BlendedDataset",
+            "datasets": [self._identity(name, member) for member in plan.members],
+            "split": name,
+            "weights": list(plan.weights),
+            "size": plan.size,
+        }
+        key, description = cache_key(identity)
+        contents = "\n".join(member.source.content_digest() for member in plan.members)
+        return CacheEntry(
+            folder=Path(folder),
+            stem=f"{key}-BlendedDataset-{name}",
+            description=description,
+            content=hashlib.sha256(contents.encode()).hexdigest(),
+            names=BLEND_NAMES,
+        )
+
+
+def _through_cache(
+    entry: CacheEntry | None, build: Callable[[], Mapping[str, NDArray]], build_here: bool
+) -> CachedArrays:
+    if entry is None:
+        return digested(build())
+    if build_here:
+        return entry.load_or_build(build)
+    found = entry.load()
+    if found is None:
+        raise DamagedInputError(
+            f"{entry.path('checksums.json')}: the first rank wrote no such indices, or not where this rank looks; "
+            "--data-cache-path must name a folder that every rank sees"
+        )
+    return found
