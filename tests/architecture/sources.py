@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # Folders of tools and of runs, never of the project.
-_NOT_OURS = frozenset({".git", ".venv", ".gpu", ".whl", "build", "dist", "runs", "__pycache__"})
+_NOT_OURS = frozenset({".git", ".venv", ".gpu", ".whl", "__pycache__"})
+_NOT_OURS_AT_ROOT = frozenset({"build", "dist", "runs"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,8 @@ def files_with(*suffixes: str) -> tuple[Source, ...]:
 def _walk(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.is_dir():
-            ours = path.name not in _NOT_OURS and not path.name.endswith(("_cache", ".egg-info"))
+            skipped = _NOT_OURS | _NOT_OURS_AT_ROOT if folder == ROOT else _NOT_OURS
+            ours = path.name not in skipped and not path.name.endswith(("_cache", ".egg-info"))
             if ours and not path.is_symlink():
                 yield from _walk(path)
         else:

@@ -95,3 +95,8 @@ def test_mypy_sees_the_planted_fault(tmp_path: Path, planted: str, code: str) ->
 def test_shellcheck_sees_the_planted_fault(tmp_path: Path) -> None:
     (tmp_path / "planted.sh").write_text("#!/usr/bin/env bash\nrm -r $1\n")
     assert shellcheck(str(tmp_path / "planted.sh")).returncode == 1
+
+
+def test_every_python_file_is_linted() -> None:
+    shown = run_python("-m", "ruff", "check", "--no-cache", "--show-files", ".").stdout.split()
+    assert {str(ROOT / source.path) for source in files_with(".py")} <= set(shown)

@@ -1,0 +1,37 @@
+"""What is installed: every package of megatron and nothing else, with the command that users call."""
+
+from __future__ import annotations
+
+import tomllib
+from fnmatch import fnmatch
+
+from tests.architecture.sources import ROOT, files_with
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_every_package_of_megatron_is_installed_and_nothing_else() -> None:
+    include = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    folders = {s.path.rpartition("/")[0] for s in files_with(".py") if s.path.startswith("megatron/")}
+    packages = {folder.replace("/", ".") for folder in folders}
+    assert {name for name in packages if any(fnmatch(name, pattern) for pattern in include)} == packages
+    assert all(pattern.startswith("megatron.") for pattern in include)
+
+
+def test_every_package_below_the_namespace_is_a_regular_one() -> None:
+    sources = {s.path for s in files_with(".py") if s.path.startswith("megatron/")}
+    folders = {path.rpartition("/")[0] for path in sources}
+    assert "megatron/__init__.py" not in sources
+    assert not [folder for folder in folders if f"{folder}/__init__.py" not in sources]
+
+
+def test_command_is_declared_where_it_lives() -> None:
+    target = PROJECT["project"]["scripts"]["megatron-determinism"]
+    module, _, function = target.partition(":")
+    (source,) = [s for s in files_with(".py") if s.module == module]
+    assert any(getattr(node, "name", "") == function for node in source.tree.body)
+
+
+def test_torch_is_the_only_heavy_requirement() -> None:
+    names = {line.partition(">=")[0] for line in PROJECT["project"]["dependencies"]}
+    assert names == {"numpy", "torch"}
