@@ -17,21 +17,12 @@ _EARLY_REFUSAL = "a bad command line is refused before torch is loaded"
 # Imports inside functions, by file: which packages, and why not at the top of the file.
 LATE_IMPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "pretrain_hybrid.py": (("megatron.training",), _EARLY_REFUSAL),
-    "megatron/training/__init__.py": (
-        ("megatron.training",),
-        "a bad command line is refused before torch is loaded",
-    ),
-    "megatron/core/__init__.py": (
-        ("megatron.core",),
-        "public names load on first use; importing defines nothing",
-    ),
+    "megatron/core/__init__.py": (("megatron.core",), "public names load on first use"),
     "megatron/core/tokenizers/huggingface.py": (("tokenizers",), "optional, by flag"),
-    "megatron/training/observe/tensorboard.py": (
-        ("torch.utils.tensorboard",),
-        "optional, by flag",
-    ),
-    "megatron/training/observe/plot.py": (("matplotlib",), "optional, by flag"),
-    "megatron/training/observe/progress.py": (("rich",), "optional, used on a terminal only"),
+    "megatron/determinism/__main__.py": (("megatron.determinism",), "each subcommand loads what it needs"),
+    "megatron/training/__init__.py": (("megatron.training",), _EARLY_REFUSAL),
+    "megatron/training/observe/observers.py": (("megatron.training.observe",), "behind it: optional packages"),
+    "tools/progress.py": (("rich",), "optional, used on a terminal only"),
 }
 
 DYNAMIC_IMPORTS = {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 
+from tests.architecture.boundaries import KERNEL_PACKAGES
 from tests.architecture.sources import ROOT, files_with
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -30,6 +34,25 @@ def test_command_is_declared_where_it_lives() -> None:
     module, _, function = target.partition(":")
     (source,) = [s for s in files_with(".py") if s.module == module]
     assert any(getattr(node, "name", "") == function for node in source.tree.body)
+
+
+def import_without(packages: set[str], module: str) -> subprocess.CompletedProcess[str]:
+    """Import ``module`` in a fresh interpreter in which ``packages`` cannot be imported."""
+    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in sorted(packages))
+    program = f"import sys; {blocked}import {module}"
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_training_starts_without_the_optional_packages() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    packages = {re.split("[<>=]", line)[0] for name in ("data", "observe") for line in extras[name]}
+    done = import_without(packages | KERNEL_PACKAGES, "megatron.training.loop.pretrain")
+    assert done.returncode == 0, done.stderr
+
+
+def test_missing_package_is_noticed() -> None:
+    assert import_without({"numpy"}, "numpy").returncode == 1
 
 
 def test_torch_is_the_only_heavy_requirement() -> None:
