@@ -1,0 +1,46 @@
+"""What the tools share on their command lines: flags made from configuration fields, errors as exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from megatron.core.config.errors import ConfigError, DamagedInputError
+from megatron.core.config.fields import flags_of
+
+Config = TypeVar("Config")
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type, only: Sequence[str] | None = None) -> None:
+    """Add the flags of a configuration dataclass, or of the fields ``only``, with the field's text as help."""
+    for flag in flags_of(cls):
+        if only is not None and flag.name not in only:
+            continue
+        options: dict[str, Any] = {"dest": flag.name, "default": flag.default, "help": flag.text.replace("%", "%%")}
+        if flag.is_switch:
+            options["action"] = "store_false" if flag.negates else "store_true"
+        else:
+            choices = typing.get_args(flag.inner) if typing.get_origin(flag.inner) is typing.Literal else None
+            options["type"] = str if choices else flag.inner
+            options["metavar"] = None if choices else flag.inner.__name__.upper()
+            options["choices"] = choices
+            options["nargs"] = "+" if flag.repeated else None
+        parser.add_argument(*flag.spellings, **options)
+
+
+def config_from(cls: type[Config], arguments: argparse.Namespace) -> Config:
+    """The dataclass, from arguments parsed with ``add_flags``; fields without a flag there keep their defaults."""
+    given = {flag.name: getattr(arguments, flag.name) for flag in flags_of(cls) if hasattr(arguments, flag.name)}
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def run_tool(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Run a tool; a refused configuration is exit code 2, damaged input 3, each with its message on stderr."""
+    try:
+        return main(argv)
+    except (ConfigError, DamagedInputError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
