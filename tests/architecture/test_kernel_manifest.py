@@ -72,6 +72,14 @@ def test_every_op_folder_is_in_the_catalog() -> None:
     assert folders == {op.spec.name for op in ALL_OPS}
 
 
+def test_every_op_has_a_specification_and_a_reference_as_its_last_variant() -> None:
+    paths = {source.path for source in files_with(".py")}
+    for op in ALL_OPS:
+        assert op.variants[-1].name == "reference"
+        folder = op.variants[-1].fn.__module__.rpartition(".")[0].replace(".", "/")
+        assert {f"{folder}/spec.py", f"{folder}/reference.py"} <= paths
+
+
 def test_planted_kernels_are_seen() -> None:
     planted = [
         parse("megatron/core/ops/planted/deterministic_triton.py", "@triton.jit\ndef k(x): ...\n"),

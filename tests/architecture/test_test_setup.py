@@ -1,0 +1,62 @@
+"""The test runner and the settings every test starts from."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import numpy
+import torch
+
+from tests.architecture.sources import ROOT
+
+
+def run_gpu_suite(folder: Path, python3: str) -> subprocess.CompletedProcess[str]:
+    """``tests/run.sh -m gpu -x`` where ``python3`` is the given shell script."""
+    (folder / "python3").write_text(f"#!/bin/sh\n{python3}\n")
+    (folder / "python3").chmod(0o755)
+    return subprocess.run(
+        ["bash", str(ROOT / "tests/run.sh"), "-m", "gpu", "-x"],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_gpu_suite_is_refused_where_python3_has_no_cuda(tmp_path: Path) -> None:
+    done = run_gpu_suite(tmp_path, "exit 1")
+    assert done.returncode == 1
+    assert "needs a python3 whose torch sees a CUDA device" in done.stderr
+
+
+def test_gpu_suite_runs_pytest_of_that_python3_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    done = run_gpu_suite(tmp_path, '[ "$1" = -c ] && exit 0; echo "$@" "$OMP_NUM_THREADS"; exit 5')
+    assert done.returncode == 5
+    assert done.stdout == "-m pytest -m gpu -x 1\n"
+
+
+def test_ci_runs_what_developers_run() -> None:
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert lines[-1] == "exec bash tests/run.sh </dev/null"
+
+
+def test_uninitialised_memory_is_poisoned() -> None:
+    assert torch.empty(1000).isnan().all()
+
+
+def test_one_thread() -> None:
+    assert torch.get_num_threads() == 1
+
+
+def test_every_test_starts_from_the_same_seeds() -> None:
+    drawn = (random.random(), numpy.random.rand(), torch.rand(()).item())
+    assert drawn == (random.Random(1234).random(), numpy.random.RandomState(1234).rand(), seeded_draw(1234))
+
+
+def seeded_draw(seed: int) -> float:
+    """The first uniform draw of a torch generator with that seed."""
+    return torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
