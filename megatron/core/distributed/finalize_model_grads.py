@@ -1,0 +1,76 @@
+"""From each rank's sum over micro-batches to the final gradient, and the experts' bias; called once per step.
+
+The order of additions, the same on every physical layout: the blocked fold over logical shards (experts: over logical
+expert groups), the fold over tensor-parallel ranks where copies hold partial gradients, first-stage buffer plus
+last-stage buffer for a parameter of both, one multiplication by 1 / LDP rounded to fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from megatron.core.contracts.stage import BalancedRouter
+from megatron.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
+from megatron.core.process_groups.collectives import exchange, sum_integers
+from megatron.core.process_groups.groups import ProcessGroups
+from megatron.core.process_groups.ordered_reduce import FloatSums
+from megatron.core.process_groups.topology import LogicalLayout
+
+
+def _add_other_stage(groups: ProcessGroups, mine: torch.Tensor) -> torch.Tensor:
+    """First-stage part + last-stage part, on both stages."""
+    ends = groups.embedding
+    if ends is None:
+        raise ValueError("a parameter of first and last stage is held by a stage between them")
+    theirs = torch.empty_like(mine)
+    exchange(ends, [(1 - ends.rank, mine)], [(1 - ends.rank, theirs)])
+    first, last = (mine, theirs) if ends.is_first else (theirs, mine)
+    return first + last
+
+
+def reduce_model_grads(
+    buffers: Sequence[ParamAndGradBuffer], groups: ProcessGroups, sums: FloatSums, layout: LogicalLayout
+) -> None:
+    """Leave the final gradient (unclipped) in the owned spans of every buffer.
+
+    Raises:
+        RuntimeError: autograd put a gradient into a parameter's ``.grad``, where it would be lost.
+    """
+    for buffer in buffers:
+        _check_nothing_is_lost(buffer)
+        block = layout.expert_block if buffer.plan.key.expert else layout.block
+        for owned, buckets in buffer.start_reduction():
+            parts = [sums.reduce_scatter(buffer.group, bucket, block) for bucket in buckets]
+            if buffer.plan.key.tp_partial:
+                parts = [sums.all_reduce(groups.tp, part) for part in parts]
+            total = parts[0]
+            if len(parts) == 2:
+                total = parts[0] + parts[1]
+            elif buffer.plan.key.two_stage:
+                total = _add_other_stage(groups, total)
+            # A Python float meets an fp32 tensor as its value rounded to fp32.
+            owned.copy_(total.mul_(1.0 / layout.ldp))
+
+
+def _check_nothing_is_lost(buffer: ParamAndGradBuffer) -> None:
+    lost = [param.spec.name for param in buffer.params if param.grad is not None]
+    if lost:
+        raise RuntimeError(f"gradients arrived in .grad instead of the main gradient and would be lost: {lost}")
+
+
+def update_expert_bias(routers: Iterable[BalancedRouter], groups: ProcessGroups) -> None:
+    """Move every router's expert bias by ``rate * sign(mean count - count)`` and zero the counts.
+
+    Counts are summed as integers over all ranks of the stage, and ``E * count`` is compared with their total as
+    integers, so the bias is a function of the routing alone. Once per step, also where the step is skipped later.
+    """
+    routers = list(routers)
+    if not routers:
+        return
+    counts = sum_integers(groups.tp_dp, torch.cat([router.token_counts_E for router in routers]))
+    for router, count in zip(routers, counts.split([r.token_counts_E.numel() for r in routers]), strict=True):
+        direction = torch.sign(count.sum() - count.numel() * count)
+        router.expert_bias_E.add_(direction.to(torch.float32) * router.bias_update_rate)
+        router.token_counts_E.zero_()

@@ -1,0 +1,85 @@
+"""ParamAndGradBuffer: working weights and fp32 main gradients of some parameters, flat, at the same offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from megatron.core.contracts.param_spec import ParamSpec
+from megatron.core.contracts.parameter import ModelParameter
+from megatron.core.distributed.bucket_plan import BufferPlan, plan_spans
+from megatron.core.process_groups.collectives import all_gather
+from megatron.core.process_groups.groups import Group
+
+
+def _view(flat: torch.Tensor, spec: ParamSpec, offset: int) -> torch.Tensor:
+    """The parameter at ``offset`` of a flat buffer; an expert's dimension steps from shard to shard."""
+    shape = spec.local_shape
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    if spec.expert:
+        strides[0] = spec.shard_stride
+    return flat.as_strided(shape, strides, flat.storage_offset() + offset)
+
+
+class ParamAndGradBuffer:
+    """Storage of one buffer of the plan.
+
+    Takes over the parameters: ``param.data`` becomes a view of ``weights``, ``param.main_grads`` views of the fp32
+    buffers. A parameter used by both pipeline ends has two gradient buffers where one rank holds both ends
+    (``leaves`` 2); where the ends are on two ranks each has the one it fills, under both names.
+    """
+
+    def __init__(self, plan: BufferPlan, params: Sequence[ModelParameter], group: Group, leaves: int) -> None:
+        dtypes = {param.dtype for param in params}
+        if len(dtypes) > 1 or (plan.key.fp32 and dtypes != {torch.float32}):
+            raise ValueError(f"parameters of one buffer have types {dtypes}: {[param.spec.name for param in params]}")
+        device = params[0].device
+        self.plan, self.group = plan, group
+        self.params = tuple(params)
+        self.weights = torch.zeros(plan.numel, dtype=params[0].dtype, device=device)
+        self.grads = tuple(torch.zeros(plan.numel, dtype=torch.float32, device=device) for _ in range(leaves))
+        self.owned = plan_spans(plan, group.rank, group.size)
+        self.whole = plan_spans(plan, 0, 1)
+        self.local_extremes: list[torch.Tensor] = []
+        for placement, param in zip(plan.placements, params, strict=True):
+            view = _view(self.weights, param.spec, placement.offset)
+            view.copy_(param.data)
+            param.data = view
+            views = [_view(grad, param.spec, placement.offset) for grad in self.grads]
+            param.main_grads = tuple(views * (2 // leaves) if plan.key.two_stage else views)
+
+    @property
+    def grad(self) -> torch.Tensor:
+        """Flat fp32 gradient; after the reduction the owned spans hold the final one."""
+        return self.grads[0]
+
+    def zero_grad(self) -> None:
+        """Set all main gradients to +0.0."""
+        for grad in self.grads:
+            grad.zero_()
+
+    def start_reduction(self) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+        """Per bucket: where this rank's part of the final gradient goes, and the bucket of every gradient buffer.
+        Bucket after bucket, so that staging never exceeds one."""
+        self.local_extremes.clear()
+        for span, (start, stop) in zip(self.owned, self.plan.buckets, strict=True):
+            buckets = [grad[start:stop] for grad in self.grads]
+            self.local_extremes.append(torch.stack([end for bucket in buckets for end in torch.aminmax(bucket)]))
+            yield self.grad[span.start : span.stop], buckets
+
+    def _gather(self, flat: torch.Tensor) -> None:
+        if self.group.size == 1:
+            return
+        for span, (start, stop) in zip(self.owned, self.plan.buckets, strict=True):
+            flat[start:stop].copy_(all_gather(self.group, flat[span.start : span.stop]).view(-1))
+
+    def gather_weights(self) -> None:
+        """Give every rank the working weights of all owned spans."""
+        self._gather(self.weights)
+
+    def gather_grads(self) -> None:
+        """Give every rank the final gradient of all owned spans."""
+        self._gather(self.grad)

@@ -1,0 +1,116 @@
+"""run_pipeline: walk one rank's part of a pipeline plan; the only loop over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from megatron.core.contracts.batch import Batch, Microbatch, StageReport
+from megatron.core.contracts.stage import Stage
+from megatron.core.pipeline_parallel.plan import Compute, Tick, Transfer, plan_pipeline
+from megatron.core.process_groups.collectives import exchange
+from megatron.core.process_groups.groups import ProcessGroups
+
+Reports = dict[tuple[int, int], StageReport]
+"""By (chunk of this rank, micro-batch index)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineInput:
+    """What all chunks of all ranks work on.
+
+    ``batch(i)`` is micro-batch i of logical shard ``shard``; it is asked once per chunk and must give the same each
+    time, on every pipeline stage. With ``training`` off nothing is differentiated.
+    """
+
+    iteration: int
+    shard: int
+    num_microbatches: int
+    micro_batch_size: int
+    seq_length: int
+    batch: Callable[[int], Batch]
+    training: bool = True
+
+
+class _Executor:
+    """Tensors of one rank between its passes: inputs that arrived, outputs on their way, graphs awaiting backward."""
+
+    def __init__(self, chunks: Sequence[Stage], groups: ProcessGroups, given: PipelineInput) -> None:
+        self.chunks, self.groups, self.given = chunks, groups, given
+        self.inputs: dict[Compute, torch.Tensor] = {}
+        self.results: dict[Compute, torch.Tensor] = {}
+        self.graphs: dict[Compute, tuple[torch.Tensor | None, GradientEdge]] = {}
+        self.reports: Reports = {}
+
+    def forward(self, this: Compute) -> torch.Tensor:
+        """Run a chunk; the output is detached, and the graph kept without it."""
+        given, chunk = self.given, self.chunks[this.chunk]
+        activation = self.inputs.pop(this, None)
+        if activation is not None and given.training:
+            activation.requires_grad_()
+        microbatch = Microbatch(
+            iteration=given.iteration,
+            shard=given.shard,
+            index=this.microbatch,
+            num_microbatches=given.num_microbatches,
+            training=given.training,
+        )
+        output, report = chunk.forward(given.batch(this.microbatch), activation, microbatch)
+        self.reports[this.chunk, this.microbatch] = report
+        if given.training:
+            backward = Compute("backward", this.chunk, this.microbatch)
+            self.graphs[backward] = activation, get_gradient_edge(output)
+            if chunk.is_last:
+                self.inputs[backward] = torch.ones_like(output)
+        return output.detach()
+
+    def backward(self, this: Compute) -> torch.Tensor | None:
+        """Differentiate a chunk; returns the gradient of its input, ``None`` on the first chunk."""
+        activation, edge = self.graphs.pop(this)
+        torch.autograd.backward((edge,), (self.inputs.pop(this),))
+        return None if activation is None else activation.grad
+
+    def work(self, this: Compute) -> None:
+        """Do one pass and keep its result for the transfers, or for this rank's next chunk where it needs none."""
+        step = 1 if this.kind == "forward" else -1
+        result = self.forward(this) if this.kind == "forward" else self.backward(this)
+        ends = self.chunks[this.chunk].is_last if this.kind == "forward" else self.chunks[this.chunk].is_first
+        if ends or result is None:
+            return
+        if self.groups.pp.size == 1:
+            self.inputs[Compute(this.kind, this.chunk + step, this.microbatch)] = result
+        else:
+            self.results[this] = result.contiguous()
+
+    def _receive_buffer(self, transfer: Transfer) -> tuple[int, torch.Tensor]:
+        chunk = self.chunks[transfer.use.chunk]
+        shape = chunk.boundary_shape(self.given.micro_batch_size, self.given.seq_length)
+        buffer = torch.empty(shape, dtype=chunk.boundary_dtype, device=self.groups.device)
+        self.inputs[transfer.use] = buffer
+        return transfer.peer, buffer
+
+    def run(self, tick: Tick) -> None:
+        """One pass, then its transfers."""
+        if tick.compute is not None:
+            self.work(tick.compute)
+        # A rank does one pass per tick, so everything it sends is that pass's result.
+        sends = [(transfer.peer, self.results.pop(tick.compute)) for transfer in tick.sends]
+        exchange(self.groups.pp, sends, [self._receive_buffer(transfer) for transfer in tick.receives])
+
+
+def run_pipeline(chunks: Sequence[Stage], groups: ProcessGroups, given: PipelineInput) -> Reports:
+    """All micro-batches forward and, in training, backward through this rank's chunks.
+
+    ``chunks`` are in order of virtual stage and equally many on every rank. Each chunk's backwards run in ascending
+    micro-batch order, so its main gradients are sums in that order at every pipeline size. Returns every report of
+    this rank.
+    """
+    plan = plan_pipeline(groups.pp.size, len(chunks), given.num_microbatches, forward_only=not given.training)
+    executor = _Executor(chunks, groups, given)
+    with torch.set_grad_enabled(given.training):
+        for tick in plan.ranks[groups.pp.rank]:
+            executor.run(tick)
+    return executor.reports
