@@ -1,0 +1,114 @@
+"""Blends: published vectors, exact draws, sizes, spelling, and draws beyond a member."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megatron.core.config.errors import ConfigError
+from megatron.core.datasets.blended import (
+    BlendedDataset,
+    blend_size,
+    build_blend_indices,
+    build_exhaustive_indices,
+    member_request,
+    parse_blend,
+)
+from megatron.core.datasets.gpt_dataset import GPTDataset, SampleRules
+from megatron.core.datasets.gpt_indices import build_indices, plan_samples
+from megatron.core.datasets.index_cache import digested
+from megatron.core.datasets.mock import MockDocuments
+
+# Equal to the output of Megatron-Core 0.16.1.
+VECTORS = [
+    ((0.3, 0.7), [1, 0, 1, 1, 0, 1, 1, 0, 1, 1], [0, 0, 1, 2, 1, 3, 4, 2, 5, 6]),
+    ((0.5, 0.3, 0.2), [0, 1, 2, 0, 1, 0, 2, 0, 1, 0], [0, 0, 0, 1, 1, 2, 1, 3, 2, 4]),
+]
+
+
+@pytest.mark.parametrize(("weights", "members", "local"), VECTORS)
+def test_published_vectors(weights, members, local):
+    indices = build_blend_indices(weights, 10)
+    assert indices["dataset_index"].tolist() == members
+    assert indices["dataset_sample_index"].tolist() == local
+    assert [a.dtype for a in indices.values()] == [np.int16, np.int64]
+
+
+def test_a_blend_of_one_is_that_one():
+    indices = build_blend_indices((1.0,), 4)
+    assert indices["dataset_index"].tolist() == [0] * 4
+    assert indices["dataset_sample_index"].tolist() == [0, 1, 2, 3]
+
+
+def test_exhaustive_draws_every_sample_once():
+    sizes = [7, 1, 13]
+    indices = build_exhaustive_indices(sizes)
+    pairs = sorted(zip(indices["dataset_index"].tolist(), indices["dataset_sample_index"].tolist(), strict=True))
+    assert pairs == [(m, i) for m, size in enumerate(sizes) for i in range(size)]
+
+
+def test_greedy_stays_within_one_of_the_share():
+    weights = np.array([0.11, 0.23, 0.5, 0.16])
+    members = build_blend_indices(weights, 1000)["dataset_index"]
+    counts = np.cumsum(members[:, None] == np.arange(4), axis=0)
+    assert np.abs(counts - np.arange(1, 1001)[:, None] * weights).max() <= 1.5
+
+
+def test_requests_are_rounded_up_twice():
+    assert member_request(10, 0.3) == 3
+    assert member_request(10, 0.25, 0.005) == 4
+    assert member_request(1000, 0.3, 0.005) == 302
+    assert blend_size(10, (0.33, 0.67)) == 4 + 7
+    assert member_request(0, 0.3, 0.005) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "prefixes", "weights"),
+    [
+        (("a",), ("a",), None),
+        (("a", "b"), ("a", "b"), None),
+        (("0.3", "a", "7", "b"), ("a", "b"), (0.3, 7.0)),
+        (("1", "a"), ("a",), (1.0,)),
+        (("1", "a", "2"), ("1", "a", "2"), None),
+    ],
+)
+def test_spelling(words, prefixes, weights):
+    blend = parse_blend(words, "--data-path")
+    assert (blend.prefixes, blend.weights) == (prefixes, weights)
+    assert blend.is_single == (words == ("a",))
+
+
+@pytest.mark.parametrize("words", [("1", "a", "x", "b"), ("0", "a"), ("-1", "a", "2", "b"), ("nan", "a"), ("inf", "a")])
+def test_bad_spelling_is_refused(words):
+    with pytest.raises(ConfigError, match="--train-data-path"):
+        parse_blend(words, "--train-data-path")
+
+
+def _member(num_documents: int) -> GPTDataset:
+    source = MockDocuments(100, 99)
+    plan = plan_samples(int(source.sequence_lengths[:num_documents].sum()), 64, None)
+    indices = build_indices(np.arange(num_documents, dtype=np.int32), source.sequence_lengths, plan, seed=1)
+    return GPTDataset(
+        source, digested(indices.arrays()), SampleRules(sequence_length=64, vocab_size=100, eod=99, pad=-1)
+    )
+
+
+def test_samples_come_from_the_member_drawn():
+    members = [_member(2), _member(5)]
+    blend = BlendedDataset(members, digested(build_blend_indices((0.5, 0.5), 8)))
+    assert len(blend) == 8
+    for i in range(8):
+        member, local = members[blend.dataset_index[i]], int(blend.dataset_sample_index[i])
+        assert np.array_equal(blend.raw(i), member.raw(local))
+        assert np.array_equal(blend[i]["labels"], member[local]["labels"])
+    for i in (-1, 8):
+        with pytest.raises(IndexError):
+            blend[i]
+
+
+def test_drawing_beyond_a_member_is_refused():
+    members = [_member(1), _member(5)]
+    size = 2 * len(members[0])
+    BlendedDataset(members, digested(build_blend_indices((0.5, 0.5), size)))
+    with pytest.raises(ConfigError, match="--mid-level-dataset-surplus"):
+        BlendedDataset(members, digested(build_blend_indices((0.5, 0.5), size + 2)))
