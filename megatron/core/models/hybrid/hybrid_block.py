@@ -1,0 +1,56 @@
+"""The stack of layers of one pipeline chunk."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.core.config.transformer import TransformerConfig
+from megatron.core.contracts.batch import Microbatch, StageReport
+from megatron.core.models.hybrid.hybrid_layer_allocation import Segment
+from megatron.core.models.hybrid.hybrid_layer_specs import HybridStackSpec, LayerSpec
+from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.transformer.dropout import ResidualDropout
+from megatron.core.transformer.norm import Norm
+
+
+class HybridLayer(torch.nn.Module):
+    """``x + dropout(sublayer(norm(x)))``; ``layer`` is the global 0-based number."""
+
+    def __init__(
+        self, name: str, layer: int, spec: LayerSpec, config: TransformerConfig, context: ModelContext
+    ) -> None:
+        super().__init__()
+        self._pre_norm, self._slot = spec.pre_norm, spec.slot
+        if spec.pre_norm is not None:
+            self.add_module(spec.pre_norm, Norm(f"{name}.{spec.pre_norm}", config, context))
+        self.add_module(spec.slot, spec.build(f"{name}.{spec.slot}", layer, config, context))
+        self._dropout = ResidualDropout(config.hidden_dropout, context, layer, "residual")
+
+    def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
+        """The residual stream behind this layer, in the type it came in."""
+        inner_SBH = x_SBH if self._pre_norm is None else self.get_submodule(self._pre_norm)(x_SBH)
+        out_SBH = self.get_submodule(self._slot)(inner_SBH, microbatch, report)
+        return x_SBH + self._dropout(out_SBH, microbatch)
+
+
+class HybridBlock(torch.nn.Module):
+    """The layers of one segment, and behind the model's last one the final norm.
+
+    ``layers`` is keyed by global layer number, so that module paths are the parameters' global names on every stage.
+    """
+
+    def __init__(
+        self, segment: Segment, config: TransformerConfig, context: ModelContext, spec: HybridStackSpec
+    ) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleDict()
+        for offset, symbol in enumerate(segment.symbols):
+            layer = segment.first_layer + offset
+            self.layers[str(layer)] = HybridLayer(f"decoder.layers.{layer}", layer, spec[symbol], config, context)
+        self.final_norm = Norm("decoder.final_norm", config, context) if segment.is_last else None
+
+    def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
+        """The residual stream behind the segment; normalised, in the activation type, on the last one."""
+        for layer in self.layers.values():
+            x_SBH = layer(x_SBH, microbatch, report)
+        return x_SBH if self.final_norm is None else self.final_norm(x_SBH)

@@ -1,0 +1,64 @@
+"""Token embeddings, learned positions and embedding dropout: the start of the first chunk."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.core.config.transformer import TransformerConfig
+from megatron.core.contracts.batch import Batch, Microbatch
+from megatron.core.contracts.param_spec import Initial
+from megatron.core.contracts.parameter import ModelParameter
+from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.tensor_parallel.embedding import VocabParallelEmbedding, lookup
+from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
+from megatron.core.transformer.dropout import ResidualDropout
+
+EMBEDDING_LAYER = -1
+"""Layer number that names the embedding's noise."""
+
+
+class PositionTable(torch.nn.Module):
+    """Learned positions: ``weight [max_position_embeddings, H]``, held whole by every rank."""
+
+    def __init__(self, name: str, config: TransformerConfig, context: ModelContext, *, std: float, decay: bool) -> None:
+        super().__init__()
+        self.context = context
+        shape = (config.max_position_embeddings, config.hidden_size)
+        normal = Initial(kind="normal", a=std)
+        self.weight: ModelParameter = create_parameter(
+            replicated_spec(f"{name}.weight", shape, normal, context, weight_decay=decay), context
+        )
+
+    def forward(self, position_ids_BS: torch.Tensor) -> torch.Tensor:
+        """Rows of this rank's positions, ``[S, B, H]`` or ``[S / TP, B, H]``."""
+        ids_SB = position_ids_BS.t()
+        if self.context.cuts_sequence:
+            tp = self.context.groups.tp
+            ids_SB = ids_SB.chunk(tp.size)[tp.rank]
+        return lookup(self.weight, ids_SB.reshape(-1), self.context).view(*ids_SB.shape, -1)
+
+
+class HybridEmbedding(torch.nn.Module):
+    """The residual stream's start, in the residual's type."""
+
+    def __init__(self, name: str, config: TransformerConfig, context: ModelContext) -> None:
+        super().__init__()
+        std = config.embedding_init_method_std
+        decay, std = std is None, config.init_method_std if std is None else std
+        self.word_embeddings = VocabParallelEmbedding(
+            f"{name}.word_embeddings", config.hidden_size, context, init_std=std, weight_decay=decay
+        )
+        self.position_embeddings = (
+            PositionTable(f"{name}.position_embeddings", config, context, std=std, decay=decay)
+            if config.position_embedding_type == "learned_absolute"
+            else None
+        )
+        self._dropout = ResidualDropout(config.hidden_dropout, context, EMBEDDING_LAYER, "embedding")
+        self._dtype = torch.float32 if config.fp32_residual_connection else context.params_dtype
+
+    def forward(self, batch: Batch, microbatch: Microbatch) -> torch.Tensor:
+        """``[S, B, H]``, or this rank's positions of it under sequence parallelism."""
+        x_SBH = self.word_embeddings(batch.tokens_BS)
+        if self.position_embeddings is not None:
+            x_SBH = x_SBH + self.position_embeddings(batch.position_ids_BS)
+        return self._dropout(x_SBH.to(self._dtype), microbatch)

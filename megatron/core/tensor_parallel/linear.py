@@ -1,0 +1,76 @@
+"""Matrix product with a weight whose gradient goes straight into the fp32 main gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from megatron.core.contracts.parameter import ModelParameter, main_grad, use_in_fp32
+from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.tensor_parallel.mappings import gather_rows
+
+
+def add_weight_grad(
+    param: ModelParameter, add_into: Callable[[torch.Tensor], object], stage: str = ""
+) -> torch.Tensor | None:
+    """Let ``add_into(buffer)`` add a gradient into the fp32 main gradient of ``param``.
+
+    Returns what ``backward`` hands on to autograd: nothing, or the gradient in the parameter's type while no engine
+    owns the parameter.
+    """
+    buffer = main_grad(param, stage)
+    if buffer is not None:
+        add_into(buffer)
+        return None
+    buffer = torch.zeros(param.shape, dtype=torch.float32, device=param.device)
+    add_into(buffer)
+    return buffer.to(param.dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T. With ``gather`` the input is cut along the sequence: it is gathered for the product, and gathered
+    again in the backward instead of being kept."""
+
+    @staticmethod
+    def forward(
+        ctx, x_SBX: torch.Tensor, weight_YX: ModelParameter, context: ModelContext, gather: bool, stage: str
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_SBX)
+        ctx.weight, ctx.context, ctx.gather, ctx.stage = weight_YX, context, gather, stage
+        whole = gather_rows(x_SBX, context) if gather else x_SBX
+        return torch.nn.functional.linear(whole, weight_YX)
+
+    @staticmethod
+    def backward(ctx, dy_SBY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+        (x_SBX,) = ctx.saved_tensors
+        context, weight = ctx.context, ctx.weight
+        dy_SBY = dy_SBY.contiguous()
+        dx_SBX = dweight_YX = None
+        if ctx.needs_input_grad[0]:
+            dx_SBX = torch.matmul(dy_SBY, weight.detach())
+            if ctx.gather:
+                dx_SBX = context.sums.reduce_scatter_rows(context.groups.tp, dx_SBX)
+        if ctx.needs_input_grad[1]:
+            whole = gather_rows(x_SBX, context) if ctx.gather else x_SBX
+            dy_RY, x_RX = dy_SBY.flatten(0, -2), whole.flatten(0, -2)
+            add = context.ops["linear_grad"]
+            dweight_YX = add_weight_grad(weight, lambda main_grad_YX: add(main_grad_YX, dy_RY, x_RX), ctx.stage)
+        return dx_SBX, dweight_YX, None, None, None
+
+
+def linear(
+    x: torch.Tensor, weight: ModelParameter, context: ModelContext, *, gather: bool = False, stage: str = ""
+) -> torch.Tensor:
+    """``x W^T`` in the activation type, over the last dimension of ``x``.
+
+    With ``gather``, ``x`` holds this rank's positions ``[S / TP, ...]`` and the result all of them; the gradient of
+    ``x`` is the ordered sum over the ranks, scattered back.
+    """
+    return _Linear.apply(x, weight, context, gather and context.groups.tp.size > 1, stage)
+
+
+def add_bias(y: torch.Tensor, bias: ModelParameter | None) -> torch.Tensor:
+    """``y + bias`` in fp32, rounded once. The bias gradient is torch's fp32 sum over the leading dimensions, whose
+    order depends on shape and device alone."""
+    return y if bias is None else (y.float() + use_in_fp32(bias)).to(y.dtype)

@@ -1,0 +1,74 @@
+"""Creating parameters: specs of the usual cuts, and working weights filled with their initial values."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.core.contracts.param_spec import Initial, ParamSpec, cut_shard, replicated_shard
+from megatron.core.contracts.parameter import ModelParameter
+from megatron.core.rng.counter import draw_shard
+from megatron.core.tensor_parallel.context import ModelContext
+
+
+def replicated_spec(
+    name: str, shape: tuple[int, ...], initial: Initial, context: ModelContext, *, weight_decay: bool | None = None
+) -> ParamSpec:
+    """Spec of a parameter that every tensor-parallel rank holds whole.
+
+    It reads activations that are cut along the sequence under sequence parallelism, so its gradients are partial
+    there. Vectors do not decay unless told to.
+    """
+    return ParamSpec(
+        name=name,
+        shape=shape,
+        num_shards=1,
+        shards=(replicated_shard(shape),),
+        initial=initial,
+        tp_replicated=True,
+        tp_partial=context.cuts_sequence,
+        weight_decay=len(shape) > 1 if weight_decay is None else weight_decay,
+    )
+
+
+def cut_spec(
+    name: str,
+    shape: tuple[int, ...],
+    dim: int,
+    initial: Initial,
+    context: ModelContext,
+    *,
+    parts: tuple[int, ...] | None = None,
+    fp32: bool = False,
+    weight_decay: bool | None = None,
+) -> ParamSpec:
+    """Spec of a parameter cut along ``dim`` over the tensor-parallel ranks; with ``parts`` every part is cut by
+    itself. Vectors do not decay unless told to.
+
+    Raises:
+        ValueError: the tensor-parallel size does not divide the dimension or a part.
+    """
+    tp = context.groups.tp
+    return ParamSpec(
+        name=name,
+        shape=shape,
+        num_shards=tp.size,
+        shards=(cut_shard(shape, dim, tp.rank, tp.size, parts),),
+        initial=initial,
+        fp32=fp32,
+        weight_decay=len(shape) > 1 if weight_decay is None else weight_decay,
+    )
+
+
+def create_parameter(spec: ParamSpec, context: ModelContext) -> ModelParameter:
+    """A working weight on this rank's device: the fp32 initial values rounded once to the working type.
+
+    Logical shards are drawn one at a time, so that no fp32 copy of all local experts exists.
+    """
+    dtype = torch.float32 if spec.fp32 else context.params_dtype
+    data = torch.empty(spec.local_shape, dtype=dtype, device=context.groups.device)
+    for place, shard in enumerate(spec.shards):
+        target = data[place : place + 1] if spec.expert else data
+        drawn = torch.empty(shard.shape, dtype=torch.float32, device=data.device)
+        draw_shard(context.seed, spec.name, spec.shape, shard, spec.initial, drawn)
+        target.copy_(drawn)
+    return ModelParameter(data, spec)

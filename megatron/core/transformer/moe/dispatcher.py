@@ -1,0 +1,138 @@
+"""Moving tokens to the ranks of their experts and back, in an order that names no transport.
+
+A rank writes one row per (token, chosen expert, expert-tensor rank), sorted by receiving rank, expert, position. One
+all-to-all over the expert group moves them; the receiver sorts by (expert, sending rank, position), and sending ranks
+ascend as logical shards and tensor-parallel ranks do. The way back is the inverse. A token's returned copies are added
+in fp32 over (expert id, expert-tensor rank) ascending and rounded once; so are its gradient copies. Every rank enters
+every exchange, also one that has nothing to send or receive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megatron.core.process_groups.collectives import all_to_all, all_to_all_rows
+from megatron.core.process_groups.groups import Group
+from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.transformer.moe.router import Routing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """Plan of one micro-batch's exchange on one rank.
+
+    ``row_of_TJ`` is the row to send of each of a token's copies, J = (choice, expert-tensor rank); ``counts`` the rows
+    of each local expert after the exchange. ``sort`` orders received rows by expert, ``unsort`` undoes it.
+    """
+
+    group: Group
+    row_of_TJ: torch.Tensor
+    sent: list[int]
+    received: list[int]
+    counts: tuple[int, ...]
+    sort: torch.Tensor
+    unsort: torch.Tensor
+
+
+def invert(order: torch.Tensor) -> torch.Tensor:
+    """Inverse of a permutation."""
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.shape[0], device=order.device)
+    return inverse
+
+
+def rows_to_send(ids_Tk: torch.Tensor, count_E: torch.Tensor, ep: int, etp: int) -> torch.Tensor:
+    """``[T, k * etp]``: the row of every copy when rows are sorted by (owner of the expert, expert-tensor rank,
+    expert, token)."""
+    flat = ids_Tk.flatten()
+    place_Tk = invert(torch.argsort(flat, stable=True)).view(ids_Tk.shape)
+    per_owner = count_E.view(ep, -1).sum(dim=1)
+    before = per_owner.cumsum(0) - per_owner
+    owner_Tk = ids_Tk // (count_E.shape[0] // ep)
+    first_Tk, size_Tk = before[owner_Tk], per_owner[owner_Tk]
+    within_Tk = place_Tk - first_Tk
+    ranks = torch.arange(etp, device=ids_Tk.device)
+    return (first_Tk.unsqueeze(-1) * etp + ranks * size_Tk.unsqueeze(-1) + within_Tk.unsqueeze(-1)).flatten(1)
+
+
+def sort_by_expert(count_SE: torch.Tensor, total: int) -> torch.Tensor:
+    """Order of ``total`` rows received as (sender, expert, position) that makes them (expert, sender, position);
+    ``count_SE`` counts rows by sender and expert."""
+    count_ES = count_SE.t().contiguous()
+    starts_ES = (count_SE.flatten().cumsum(0) - count_SE.flatten()).view(count_SE.shape).t()
+    wanted_ES = (count_ES.flatten().cumsum(0) - count_ES.flatten()).view(count_ES.shape)
+    shift = torch.repeat_interleave((starts_ES - wanted_ES).flatten(), count_ES.flatten(), output_size=total)
+    return shift + torch.arange(total, device=count_SE.device)
+
+
+def _outward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+    return all_to_all_rows(plan.group, rows, plan.sent, plan.received).index_select(0, plan.sort)
+
+
+def _homeward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+    return all_to_all_rows(plan.group, rows.index_select(0, plan.unsort), plan.received, plan.sent)
+
+
+class _ToExperts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+        ctx.plan = plan
+        return _outward(rows, plan)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _homeward(grad, ctx.plan), None
+
+
+class _FromExperts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+        ctx.plan = plan
+        return _homeward(rows, plan)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _outward(grad, ctx.plan), None
+
+
+class TokenDispatcher:
+    """The exchange over one rank's expert group."""
+
+    def __init__(self, num_experts: int, context: ModelContext) -> None:
+        self.groups = context.groups
+        self.local_experts = num_experts // context.groups.ep.size
+        self._permute, self._unpermute = context.ops["moe_permute"], context.ops["moe_unpermute"]
+
+    def plan(self, routing: Routing) -> Exchange:
+        """Exchange counts and lay out the rows. Waits for the device once: the sizes of the exchange are needed on
+        the host."""
+        group, ep, etp = self.groups.expert, self.groups.ep.size, self.groups.etp.size
+        send_SE = routing.count_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
+        count_SE = all_to_all(group, send_SE)
+        on_host = torch.stack((send_SE, count_SE)).tolist()
+        sent, received = ([sum(row) for row in table] for table in on_host)
+        counts = tuple(sum(column) for column in zip(*on_host[1], strict=True))
+        sort = sort_by_expert(count_SE, sum(received))
+        return Exchange(
+            group=group,
+            row_of_TJ=rows_to_send(routing.ids_Tk, routing.count_E, ep, etp),
+            sent=sent,
+            received=received,
+            counts=counts,
+            sort=sort,
+            unsort=invert(sort),
+        )
+
+    def dispatch(self, x_TH: torch.Tensor, routing: Routing, plan: Exchange) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``[R, H]`` of the local experts, sorted by expert, and the routing weight of each row ``[R]`` fp32."""
+        rows_RH = self._permute(x_TH, plan.row_of_TJ, sum(plan.sent))
+        weight_C1 = routing.weight_Tk.reshape(-1, 1)
+        row_of_CJ = plan.row_of_TJ.view(weight_C1.shape[0], -1)
+        weight_R1 = self._permute(weight_C1, row_of_CJ, sum(plan.sent))
+        return _ToExperts.apply(rows_RH, plan), _ToExperts.apply(weight_R1, plan).squeeze(1)
+
+    def combine(self, rows_RH: torch.Tensor, plan: Exchange) -> torch.Tensor:
+        """The experts' outputs back at their tokens, added up: ``[T, H]``."""
+        return self._unpermute(_FromExperts.apply(rows_RH, plan), plan.row_of_TJ)

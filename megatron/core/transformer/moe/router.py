@@ -1,0 +1,122 @@
+"""TopKRouter: which experts a token goes to, and with which weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megatron.core.config.transformer import TransformerConfig
+from megatron.core.contracts.batch import Microbatch, StageReport
+from megatron.core.contracts.param_spec import Initial
+from megatron.core.contracts.parameter import use_in_fp32
+from megatron.core.rng.counter import box_index, uniform
+from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.tensor_parallel.linear import linear
+from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
+from megatron.core.transformer.dropout import noise_key
+from megatron.core.transformer.moe.balance import LoadBalancer, count_choices
+
+_ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """Choices of this rank's tokens: expert ids ``[T, k]`` int64, ascending in each row, their weights ``[T, k]`` fp32
+    and how many tokens chose each expert ``[E]`` int64."""
+
+    ids_Tk: torch.Tensor
+    weight_Tk: torch.Tensor
+    count_E: torch.Tensor
+
+
+class _TakeScores(torch.autograd.Function):
+    """Scores of the chosen experts. Ids of one token differ, so the backward writes each place once."""
+
+    @staticmethod
+    def forward(ctx, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(ids_Tk)
+        ctx.num_experts = score_TE.shape[1]
+        return score_TE.gather(1, ids_Tk)
+
+    @staticmethod
+    def backward(ctx, grad_Tk: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (ids_Tk,) = ctx.saved_tensors
+        return grad_Tk.new_zeros(grad_Tk.shape[0], ctx.num_experts).scatter_(1, ids_Tk, grad_Tk), None
+
+
+class TopKRouter(torch.nn.Module):
+    """Scores ``[T, E]`` from ``weight [E, H]``, the k best per token, and the weights they are combined with.
+
+    Equal scores: the lowest expert id wins. Scores are fp32 whatever the logits are computed in. The expert bias
+    (fp32) is added for choosing only; ``token_counts_E`` (int64) counts this rank's tokens of training passes.
+    """
+
+    def __init__(self, name: str, layer: int, config: TransformerConfig, context: ModelContext) -> None:
+        super().__init__()
+        self.name, self.layer, self.config, self.context = name, layer, config, context
+        experts = config.num_moe_experts
+        normal = Initial(kind="normal", a=config.init_method_std)
+        self.weight = create_parameter(
+            replicated_spec(f"{name}.weight", (experts, config.hidden_size), normal, context), context
+        )
+        self.bias_update_rate = config.moe_router_bias_update_rate
+        self.has_bias = config.moe_router_enable_expert_bias
+        device = context.groups.device
+        self.register_buffer("expert_bias_E", torch.zeros(experts, dtype=torch.float32, device=device))
+        self.register_buffer("token_counts_E", torch.zeros(experts, dtype=torch.int64, device=device))
+        self.balancer = LoadBalancer(config, context)
+        self._dtype = _ROUTER_DTYPES.get(config.moe_router_dtype)
+        self._topk = context.ops["router_topk"]
+
+    def _jitter(self, x_SBH: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+        """Multiply by noise from [1 - eps, 1 + eps], drawn over the whole sequence's ``[S, B, H]``."""
+        eps = self.config.moe_input_jitter_eps
+        if not eps or not microbatch.training:
+            return x_SBH
+        start, stop, whole = self.context.sequence_range(x_SBH.shape[0])
+        batch, hidden = x_SBH.shape[1:]
+        box = ((start, stop), (0, batch), (0, hidden))
+        index_SBH = box_index((whole, batch, hidden), box, x_SBH.device)
+        key = noise_key(self.context, "jitter", microbatch, self.layer, "router")
+        noise_SBH = uniform(key, index_SBH) * (2.0 * eps) + (1.0 - eps)
+        return (x_SBH.float() * noise_SBH).to(x_SBH.dtype)
+
+    def _logits(self, x_TH: torch.Tensor) -> torch.Tensor:
+        """fp32 logits, computed in the router's type."""
+        if self._dtype is None:
+            return linear(x_TH, self.weight, self.context).float()
+        weight_EH = use_in_fp32(self.weight).to(self._dtype)
+        return torch.nn.functional.linear(x_TH.to(self._dtype), weight_EH).float()
+
+    def _score(self, logits_TE: torch.Tensor) -> torch.Tensor:
+        """What the k best are chosen by, before the bias."""
+        if self.config.moe_router_score_function == "sigmoid":
+            return torch.sigmoid(logits_TE)
+        return torch.softmax(logits_TE, dim=-1) if self.config.moe_router_pre_softmax else logits_TE
+
+    def _weights(self, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
+        weight_Tk = _TakeScores.apply(score_TE, ids_Tk)
+        if self.config.moe_router_score_function == "sigmoid":
+            if self.config.moe_router_topk > 1:
+                weight_Tk = weight_Tk / (weight_Tk.sum(dim=-1, keepdim=True) + 1e-20)
+        elif not self.config.moe_router_pre_softmax:
+            weight_Tk = torch.softmax(weight_Tk, dim=-1)
+        factor = self.config.moe_router_topk_scaling_factor
+        return weight_Tk if factor is None else weight_Tk * factor
+
+    def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> Routing:
+        """Route this rank's tokens; the balancing loss is attached to the weights and reported."""
+        logits_TE = self._logits(self._jitter(x_SBH, microbatch).flatten(0, 1))
+        score_TE = self._score(logits_TE)
+        bias_E = self.expert_bias_E if self.has_bias else None
+        ids_Tk = self._topk(score_TE.detach(), bias_E, self.config.moe_router_topk)
+        weight_Tk = self._weights(score_TE, ids_Tk)
+        count_E = count_choices(ids_Tk, self.config.num_moe_experts).sum(dim=0)
+        if microbatch.training:
+            self.token_counts_E += count_E
+            if self.balancer.active:
+                loss = self.balancer.loss(logits_TE, score_TE, x_SBH.shape[1])
+                report.add_layer_value("load_balancing_loss", self.layer, loss.detach())
+                weight_Tk = self.balancer.attach(weight_Tk, loss, microbatch)
+        return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E)
