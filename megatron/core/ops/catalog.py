@@ -2,7 +2,55 @@
 
 from __future__ import annotations
 
-from megatron.core.ops import blocked_fold
+from megatron.core.ops import (
+    activation,
+    adam_step,
+    attention,
+    attention_dropout,
+    blocked_fold,
+    causal_conv1d,
+    cross_entropy_grad,
+    cross_entropy_stats,
+    dropout,
+    embedding,
+    embedding_grad,
+    gated_rms_norm,
+    grouped_gemm,
+    grouped_grad,
+    layer_norm,
+    linear_grad,
+    moe_permute,
+    moe_unpermute,
+    norm_blocks,
+    rms_norm,
+    rope,
+    router_topk,
+    ssd_scan,
+)
 from megatron.core.ops.registry import Op
 
-ALL_OPS: tuple[Op, ...] = (blocked_fold.OP,)
+ALL_OPS: tuple[Op, ...] = (
+    activation.OP,
+    adam_step.OP,
+    attention.OP,
+    attention_dropout.OP,
+    blocked_fold.OP,
+    causal_conv1d.OP,
+    cross_entropy_grad.OP,
+    cross_entropy_stats.OP,
+    dropout.OP,
+    embedding.OP,
+    embedding_grad.OP,
+    gated_rms_norm.OP,
+    grouped_gemm.OP,
+    grouped_grad.OP,
+    layer_norm.OP,
+    linear_grad.OP,
+    moe_permute.OP,
+    moe_unpermute.OP,
+    norm_blocks.OP,
+    rms_norm.OP,
+    rope.OP,
+    router_topk.OP,
+    ssd_scan.OP,
+)

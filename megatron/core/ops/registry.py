@@ -38,18 +38,46 @@ class Guarantee(enum.IntEnum):
 class Case:
     """One set of arguments for the conformance tests.
 
-    ``args`` are passed by position. Floating-point tensors that ``grads`` names by position get gradients, which are
-    compared as well.
+    ``args`` are passed by position, ``kwargs`` by name. Floating-point tensors that ``grads`` names (position or
+    keyword) get gradients, which are compared as well. ``writes`` names the arguments the op changes in place; their
+    new values are compared after its results.
     """
 
     name: str
     args: tuple
-    grads: tuple[int, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    grads: tuple[int | str, ...] = ()
+    writes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """One way to split a call into smaller calls whose results, put together, must have the same bits.
+
+    Attributes:
+        name: what is cut, e.g. ``rows``.
+        level: the guarantee that makes this cut harmless, ``BATCH`` or ``LAYOUT``.
+        args: dimension along which each argument (position or keyword) is cut; the others go whole into every piece.
+        outs: dimension along which each result is put together; ``None``: the pieces' results add up.
+        unit: cut positions are multiples of it.
+        adjust: ``adjust(args, start, stop)`` rewrites the list of positional arguments of a piece where they are not
+            tensors (counts, boxes).
+    """
+
+    name: str
+    level: Guarantee
+    args: Mapping[int | str, int]
+    outs: tuple[int | None, ...] = (0,)
+    unit: int = 1
+    adjust: Callable[[list, int, int], list] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """Largest accepted distance from the reference in fp64 (of the same inputs), and why."""
+    """Largest accepted distance from the reference in fp64 (of the same inputs), and why.
+
+    An element may differ by ``rtol`` of itself plus ``atol`` times the largest magnitude in its tensor (at least 1).
+    """
 
     rtol: float
     atol: float
@@ -66,6 +94,8 @@ class OpSpec:
         order: one sentence: in which order numbers are added.
         cases: ``cases(generator, dtype, device)`` gives argument sets, odd and empty sizes included.
         tolerance: by activation type.
+        exact: every variant gives the reference's bits on the same device, because the order is part of the promise.
+        cuts: the splits that variants which promise ``BATCH`` or ``LAYOUT`` are tested with.
     """
 
     name: str
@@ -73,6 +103,8 @@ class OpSpec:
     order: str
     cases: Callable[[torch.Generator, torch.dtype, torch.device], list[Case]]
     tolerance: Mapping[torch.dtype, Tolerance]
+    exact: bool = False
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,9 @@
+"""The non-linearity of an MLP or expert, with an optional weight per row."""
+
+from __future__ import annotations
+
+from megatron.core.ops.activation import reference
+from megatron.core.ops.activation.spec import SPEC
+from megatron.core.ops.registry import Op
+
+OP = Op(spec=SPEC, variants=(reference.VARIANT,))

@@ -1,0 +1,9 @@
+"""What a vocabulary shard contributes to the cross entropy of each token."""
+
+from __future__ import annotations
+
+from megatron.core.ops.cross_entropy_stats import reference
+from megatron.core.ops.cross_entropy_stats.spec import SPEC
+from megatron.core.ops.registry import Op
+
+OP = Op(spec=SPEC, variants=(reference.VARIANT,))

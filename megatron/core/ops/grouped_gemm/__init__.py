@@ -1,0 +1,9 @@
+"""Products of rows with their expert's weight."""
+
+from __future__ import annotations
+
+from megatron.core.ops.grouped_gemm import reference
+from megatron.core.ops.grouped_gemm.spec import SPEC
+from megatron.core.ops.registry import Op
+
+OP = Op(spec=SPEC, variants=(reference.VARIANT,))

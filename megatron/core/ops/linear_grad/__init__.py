@@ -1,0 +1,9 @@
+"""Weight gradient of a linear layer, added into the main gradient."""
+
+from __future__ import annotations
+
+from megatron.core.ops.linear_grad import reference
+from megatron.core.ops.linear_grad.spec import SPEC
+from megatron.core.ops.registry import Op
+
+OP = Op(spec=SPEC, variants=(reference.VARIANT,))

@@ -1,0 +1,118 @@
+"""Calling a variant on a case, and cutting a case into pieces, for the conformance tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from megatron.core.ops.registry import Case, Cut, OpSpec
+
+Position = int | str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call left behind: results and changed arguments, then gradients by the argument they belong to."""
+
+    results: tuple[torch.Tensor, ...]
+    grads: dict[Position, torch.Tensor]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.results, *self.grads.values()]
+
+
+def seeded_cases(spec: OpSpec, dtype: torch.dtype, device: torch.device) -> list[Case]:
+    return spec.cases(torch.Generator().manual_seed(11), dtype, device)
+
+
+def arguments(case: Case) -> dict[Position, object]:
+    return {**dict(enumerate(case.args)), **case.kwargs}
+
+
+def with_arguments(case: Case, values: dict[Position, object]) -> Case:
+    args = tuple(values[i] for i in range(len(case.args)))
+    kwargs = {name: values[name] for name in case.kwargs}
+    return Case(name=case.name, args=args, kwargs=kwargs, grads=case.grads, writes=case.writes)
+
+
+def in_double(case: Case) -> Case:
+    """The case with every floating-point tensor in fp64, exactly."""
+    double = {
+        at: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for at, v in arguments(case).items()
+    }
+    return with_arguments(case, double)
+
+
+def copied(value: object) -> object:
+    """A copy with the same strides; written arguments and leaves must not be shared between calls."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value)
+
+
+def cotangents(case: Case, results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Gradients of the results: the same values whatever the type the results have."""
+    generator = torch.Generator().manual_seed(len(case.name))
+    return [torch.randn(r.shape, generator=generator).bfloat16().to(r.dtype).to(r.device) for r in results]
+
+
+def call(fn: Callable[..., object], case: Case, cotangent: list[torch.Tensor] | None = None) -> Outcome:
+    """Run forward and, where the case has gradients, backward."""
+    values = {at: copied(v) for at, v in arguments(case).items()}
+    for at in case.grads:
+        values[at].requires_grad_(True)
+    out = fn(*[values[i] for i in range(len(case.args))], **{name: values[name] for name in case.kwargs})
+    results = () if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
+    grads = {}
+    if case.grads:
+        found = torch.autograd.grad(results, [values[at] for at in case.grads], cotangent or cotangents(case, results))
+        grads = dict(zip(case.grads, found, strict=True))
+    written = tuple(values[at] for at in case.writes)
+    return Outcome(tuple(r.detach() for r in results) + written, grads)
+
+
+def piece(case: Case, cut: Cut, start: int, stop: int) -> Case:
+    values = dict(arguments(case))
+    for at, dim in cut.args.items():
+        if isinstance(values[at], torch.Tensor):
+            values[at] = values[at].narrow(dim, start, stop - start)
+    small = with_arguments(case, values)
+    if cut.adjust is None:
+        return small
+    args = cut.adjust(list(small.args), start, stop)
+    return with_arguments(small, {**dict(enumerate(args)), **small.kwargs})
+
+
+def bounds(case: Case, cut: Cut) -> list[tuple[int, int]]:
+    """Uneven pieces: one unit, about half of the rest, the rest; none where there is nothing to cut."""
+    at, dim = next(iter(cut.args.items()))
+    size = arguments(case)[at].shape[dim]
+    first = min(size, cut.unit)
+    middle = first + (size - first) // cut.unit // 2 * cut.unit
+    edges = sorted({0, first, middle, size})
+    return list(zip(edges, edges[1:], strict=False))
+
+
+def cut_outcomes(
+    fn: Callable[..., object], case: Case, cut: Cut, whole: Outcome
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """(what, pieces put together, the whole call's) for every result and every gradient of a cut argument."""
+    full = cotangents(case, whole.results) if case.grads else None
+    outcomes = []
+    for start, stop in bounds(case, cut):
+        part = (
+            None
+            if full is None
+            else [c.narrow(dim, start, stop - start) for c, dim in zip(full, cut.outs, strict=True)]
+        )
+        outcomes.append(call(fn, piece(case, cut, start, stop), part))
+    for i, dim in enumerate(cut.outs):
+        parts = [o.results[i] for o in outcomes]
+        yield f"result {i}", sum(parts[1:], parts[0]) if dim is None else torch.cat(parts, dim), whole.results[i]
+    for at in case.grads:
+        if at in cut.args:
+            yield f"gradient of {at}", torch.cat([o.grads[at] for o in outcomes], cut.args[at]), whole.grads[at]
