@@ -1,0 +1,56 @@
+"""Words for what is wrong with a command line: the nearest names of a misspelt flag, the shape of a value."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Sequence
+
+from megatron.core.config.errors import Problem
+from megatron.core.config.fields import Flag
+
+_MAX_NAMES = 3
+_MIN_LIKENESS = 0.7
+
+
+def nearest_names(spelling: str, known: Sequence[str]) -> list[str]:
+    """Up to three known flags that look like ``spelling``, the likeliest first.
+
+    A flag that ``spelling`` abbreviates or spells with underscores counts as likely whatever its length.
+    """
+    dashed = spelling.replace("_", "-")
+    begins = [name for name in known if len(dashed) > 4 and name.startswith(dashed)]
+    close = difflib.get_close_matches(dashed, known, n=_MAX_NAMES, cutoff=_MIN_LIKENESS)
+    return list(dict.fromkeys([*begins, *close]))[:_MAX_NAMES]
+
+
+def unknown_flag(spelling: str, known: Sequence[str]) -> tuple[Problem, list[str]]:
+    """The problem with a flag nobody knows, and the names it suggests."""
+    names = nearest_names(spelling, known)
+    change = f"did you mean {' or '.join(names)}?" if names else "--help lists every flag"
+    return Problem(spelling, "a flag that exists, spelt out in full", change), names
+
+
+def value_shape(flag: Flag) -> str:
+    """What a value of the flag looks like, as a phrase: "a whole number", "one of a, b"."""
+    if typing.get_origin(flag.inner) is typing.Literal:
+        return "one of " + ", ".join(str(choice) for choice in typing.get_args(flag.inner))
+    shapes = {int: "a whole number", float: "a finite number", str: "some text"}
+    return shapes[flag.inner]
+
+
+def missing_value(spelling: str, shape: str) -> Problem:
+    """A flag stands there without the value it takes."""
+    return Problem(
+        f"{spelling} without a value", shape, f"{spelling} VALUE; a value that starts with -- as {spelling}=VALUE"
+    )
+
+
+def surplus_value(spelling: str, value: str, takes: str) -> Problem:
+    """A value stands behind a flag that takes none, or no more."""
+    return Problem(f"{value!r} after {spelling}", f"{takes} for {spelling}", "remove it, or quote a value with spaces")
+
+
+def stray_value(value: str) -> Problem:
+    """A word at the start of the command line belongs to no flag."""
+    return Problem(f"{value!r}", "a flag (--name) before every value", "name the flag, or remove the word")

@@ -1,0 +1,144 @@
+"""Least and largest values of single settings, and which of them must be given; rules over several are elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from megatron.core.config.errors import Problem
+from megatron.core.config.fields import spelling_of
+from megatron.training.config.run import RunConfig
+
+REQUIRED = (
+    ("model", "hybrid_layer_pattern", "the layers in order, for instance --hybrid-layer-pattern 'M-M*E'"),
+    ("model", "hidden_size", "the width of the model"),
+    ("model", "seq_length", "the tokens per sequence"),
+    ("training", "micro_batch_size", "the sequences per rank in one forward pass"),
+    ("optimizer", "lr", "the peak learning rate"),
+)
+"""Settings without a default: group, field, what it is."""
+
+LEAST = {
+    "model": {
+        "hidden_size": 1,
+        "ffn_hidden_size": 1,
+        "seq_length": 1,
+        "num_attention_heads": 1,
+        "num_query_groups": 1,
+        "kv_channels": 1,
+        "rotary_base": 1,
+        "mamba_num_heads": 1,
+        "mamba_head_dim": 1,
+        "mamba_state_dim": 1,
+        "mamba_num_groups": 1,
+        "num_moe_experts": 0,
+        "moe_ffn_hidden_size": 1,
+        "moe_router_topk": 1,
+        "moe_router_bias_update_rate": 0,
+        "moe_aux_loss_coeff": 0,
+        "moe_shared_expert_intermediate_size": 1,
+        "init_method_std": 0,
+        "embedding_init_method_std": 0,
+    },
+    "parallel": {
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "expert_model_parallel_size": 1,
+        "expert_tensor_parallel_size": 1,
+        "logical_data_parallel_size": 1,
+        "logical_reduce_block_size": 1,
+    },
+    "optimizer": {"lr": 0, "min_lr": 0, "weight_decay": 0, "clip_grad": 0},
+    "scheduler": {
+        "lr_decay_iters": 1,
+        "lr_decay_samples": 1,
+        "lr_warmup_iters": 0,
+        "lr_warmup_samples": 0,
+        "lr_warmup_init": 0,
+        "lr_wsd_decay_iters": 1,
+        "lr_wsd_decay_samples": 1,
+        "start_weight_decay": 0,
+        "end_weight_decay": 0,
+    },
+    "ddp": {"ddp_bucket_size": 1, "ddp_num_buckets": 1},
+    "training": {
+        "micro_batch_size": 1,
+        "global_batch_size": 1,
+        "train_iters": 1,
+        "train_samples": 1,
+        "eval_iters": 0,
+        "eval_interval": 1,
+        "exit_interval": 1,
+        "exit_duration_in_mins": 1,
+    },
+    "distributed": {"distributed_timeout_minutes": 1},
+    "logging": {"log_interval": 1, "tensorboard_log_interval": 1},
+    "fingerprint": {"fingerprint_interval": 1},
+}
+"""Least value of a setting, by group and field."""
+
+ABOVE_ZERO = {"model": ("layernorm_epsilon",), "optimizer": ("adam_eps",)}
+"""Settings that must be larger than 0."""
+
+BELOW_ONE = {
+    "model": ("attention_dropout", "hidden_dropout", "moe_input_jitter_eps"),
+    "optimizer": ("adam_beta1", "adam_beta2"),
+    "scheduler": ("lr_warmup_fraction",),
+}
+"""Shares and rates: at least 0 and less than 1."""
+
+MAX_SEED = 2**63 - 1
+"""Seeds are keys of 64-bit counters."""
+
+
+def given_text(config: RunConfig, group: str, name: str) -> str:
+    """A setting as the command line would have it: ``--seed 7``."""
+    return f"{flag_of(config, group, name)} {getattr(getattr(config, group), name)}"
+
+
+def flag_of(config: RunConfig, group: str, name: str) -> str:
+    """The flag of a setting."""
+    return spelling_of(type(getattr(config, group)), name)
+
+
+def missing_problems(config: RunConfig) -> Iterator[Problem]:
+    """Settings without a default that were not given."""
+    for group, name, what in REQUIRED:
+        if getattr(getattr(config, group), name) is None:
+            flag = flag_of(config, group, name)
+            yield Problem(f"no {flag}", what, f"add {flag}")
+
+
+def range_problems(config: RunConfig) -> dict[tuple[str, str], Problem]:
+    """Settings out of their range, by group and field."""
+    found: dict[tuple[str, str], Problem] = {}
+
+    def check(group: str, name: str, needed: str, holds: Callable[[Any], bool]) -> None:
+        value = getattr(getattr(config, group), name)
+        if value is not None and not holds(value):
+            found[group, name] = Problem(given_text(config, group, name), needed, flag_of(config, group, name))
+
+    for group, limits in LEAST.items():
+        for name, least in limits.items():
+            check(group, name, f"at least {least}", functools.partial(operator.le, least))
+    for group, names in ABOVE_ZERO.items():
+        for name in names:
+            check(group, name, "more than 0", lambda value: value > 0)
+    for group, names in BELOW_ONE.items():
+        for name in names:
+            check(group, name, "at least 0 and less than 1", lambda value: 0 <= value < 1)
+    check("model", "rotary_percent", "more than 0 and at most 1", lambda value: 0 < value <= 1)
+    check("training", "seed", f"1 to {MAX_SEED}", lambda value: 1 <= value <= MAX_SEED)
+    return found
+
+
+def with_defaults(config: RunConfig, fields: Iterable[tuple[str, str]]) -> RunConfig:
+    """The configuration with the given fields, (group, name), back at their defaults."""
+    for group, name in fields:
+        part = getattr(config, group)
+        default = next(f.default for f in dataclasses.fields(part) if f.name == name)
+        config = dataclasses.replace(config, **{group: dataclasses.replace(part, **{name: default})})
+    return config

@@ -1,0 +1,143 @@
+"""Rules about how the model is spread: what each parallel size must divide, and which batches fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron.core.config.errors import Problem
+from megatron.core.models.hybrid.hybrid_layer_allocation import (
+    ATTENTION,
+    DENSE,
+    MAMBA,
+    MOE,
+    HybridPattern,
+    pattern_problems,
+)
+from megatron.core.process_groups.topology import topology_problems
+from megatron.training.config.resolve import pattern_of
+from megatron.training.config.run import RunConfig
+
+_TP = "--tensor-model-parallel-size"
+
+
+def layout_problems(config: RunConfig, world_size: int) -> list[Problem]:
+    """Everything about the spread over ``world_size`` processes that cannot work, single values being in range."""
+    parallel, model = config.parallel, config.model
+    tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    problems = topology_problems(
+        world_size, tp, pp, parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tp
+    )
+    if model.hybrid_layer_pattern is not None:
+        problems += pattern_problems(model.hybrid_layer_pattern, pp)
+    pattern = pattern_of(model)
+    if pattern is not None:
+        problems += [*_tensor_problems(config, pattern), *_expert_problems(config, pattern)]
+    problems += _sequence_problems(config, pattern)
+    problems += _logical_problems(config, world_size)
+    problems += _batch_problems(config)
+    return problems
+
+
+def _divides(size: int, flag: str, count: int, what: str, change: str) -> Iterator[Problem]:
+    """A problem unless ``size`` divides ``count``."""
+    if count % size:
+        yield Problem(f"{what} {count} with {flag} {size}", f"a multiple of {size}", f"{change} or {flag}")
+
+
+def _tensor_problems(config: RunConfig, pattern: HybridPattern) -> Iterator[Problem]:
+    model, tp = config.model, config.parallel.tensor_model_parallel_size
+    if pattern.count(ATTENTION) and model.num_attention_heads is not None:
+        flag = "--num-attention-heads"
+        yield from _divides(tp, _TP, model.num_attention_heads, flag, flag)
+        groups = model.key_value_groups
+        if groups % tp and tp % groups:
+            yield Problem(
+                f"--num-query-groups {groups} with {_TP} {tp}",
+                f"a multiple or a divisor of {tp}",
+                f"--num-query-groups or {_TP}",
+            )
+    if pattern.count(MAMBA):
+        flag = "--mamba-num-groups"
+        yield from _divides(tp, _TP, model.mamba_num_groups, flag, flag)
+        if model.mamba_num_heads is not None and not model.mamba_num_groups % tp:
+            yield from _divides(tp, _TP, model.mamba_num_heads, "--mamba-num-heads", "--mamba-num-heads")
+    if pattern.count(DENSE) and model.ffn_hidden_size is not None:
+        yield from _divides(tp, _TP, model.ffn_hidden_size, "--ffn-hidden-size", "--ffn-hidden-size")
+    shared = model.moe_shared_expert_intermediate_size
+    if pattern.count(MOE) and shared is not None:
+        flag = "--moe-shared-expert-intermediate-size"
+        yield from _divides(tp, _TP, shared, flag, flag)
+
+
+def _expert_problems(config: RunConfig, pattern: HybridPattern) -> Iterator[Problem]:
+    model, parallel = config.model, config.parallel
+    ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or 1
+    flag = "--expert-model-parallel-size"
+    if model.num_moe_experts is not None:
+        yield from _divides(ep, flag, model.num_moe_experts, "--num-experts", "--num-experts")
+    elif ep > 1:
+        yield Problem(f"{flag} {ep} without experts", "--num-experts", f"add --num-experts, or leave out {flag}")
+    if not pattern.count(MOE):
+        return
+    if model.moe_ffn_hidden_size is not None:
+        flag = "--expert-tensor-parallel-size"
+        width = "--moe-ffn-hidden-size"
+        yield from _divides(etp, flag, model.moe_ffn_hidden_size, width, width)
+    if model.add_bias_linear and etp > 1:
+        yield Problem(
+            f"experts with biases (the default) and --expert-tensor-parallel-size {etp}",
+            "experts without biases, or whole experts on each rank",
+            "add --disable-bias-linear, or --expert-tensor-parallel-size 1",
+        )
+    tp = parallel.tensor_model_parallel_size
+    if tp > 1 and not parallel.sequence_parallel:
+        yield Problem(
+            f"E layers in the pattern with {_TP} {tp} and no --sequence-parallel",
+            "activations cut along the sequence, so that each token is routed once",
+            "add --sequence-parallel",
+        )
+
+
+def _sequence_problems(config: RunConfig, pattern: HybridPattern | None) -> Iterator[Problem]:
+    tp, length = config.parallel.tensor_model_parallel_size, config.model.seq_length
+    if config.parallel.sequence_parallel and length is not None:
+        yield from _divides(tp, f"--sequence-parallel and {_TP}", length, "--seq-length", "--seq-length")
+
+
+def _logical_problems(config: RunConfig, world_size: int) -> Iterator[Problem]:
+    parallel = config.parallel
+    tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    ldp, block = parallel.logical_data_parallel_size, parallel.logical_reduce_block_size
+    if ldp is None or world_size % (tp * pp):
+        return
+    dp, flag = world_size // (tp * pp), "--logical-data-parallel-size"
+    launch = f"{world_size} processes / ({tp} * {pp}) = {dp} data-parallel ranks"
+    if ldp % dp:
+        yield Problem(
+            f"{flag} {ldp} with {launch}", f"a multiple of {dp}", f"{flag} or the number of processes started"
+        )
+    elif ldp != dp:
+        yield Problem(
+            f"{flag} {ldp} with {launch}",
+            f"{flag} {dp}: several logical shards per rank are not built yet",
+            f"{flag} {dp}, or start {ldp * tp * pp} processes",
+        )
+    if block is not None and block > ldp:
+        yield Problem(
+            f"--logical-reduce-block-size {block} with {ldp} logical shards",
+            f"at most {ldp}",
+            "--logical-reduce-block-size",
+        )
+
+
+def _batch_problems(config: RunConfig) -> Iterator[Problem]:
+    training, ldp = config.training, config.parallel.logical_data_parallel_size
+    batch, micro = training.global_batch_size, training.micro_batch_size
+    if batch is None or micro is None or ldp is None:
+        return
+    if batch % (micro * ldp):
+        yield Problem(
+            f"--global-batch-size {batch} with --micro-batch-size {micro} and {ldp} logical data-parallel ranks",
+            f"a multiple of {micro} * {ldp} = {micro * ldp}",
+            "--global-batch-size or --micro-batch-size",
+        )

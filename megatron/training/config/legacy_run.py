@@ -1,0 +1,286 @@
+"""Megatron's flags about how a run is spread, trained, saved and watched, that are no settings here."""
+
+from __future__ import annotations
+
+from megatron.training.config.legacy import FlagFamily
+
+_NO_CHECKPOINTS = "not built yet: checkpoints are neither written nor read"
+_WITHOUT_CHECKPOINTS = "leave it out; a run starts from its seed and ends with its last iteration"
+_NOT_YET = "not built yet"
+
+PARALLELISM = (
+    FlagFamily(
+        kind="only",
+        reason=f"context parallelism is {_NOT_YET}",
+        change="--context-parallel-size 1",
+        accepted=("1",),
+        values="--context-parallel-size",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason=f"context parallelism is {_NOT_YET}",
+        lists="--hierarchical-context-parallel-sizes",
+    ),
+    FlagFamily(kind="ignored", reason="it belongs to context parallelism, which is not built", lists="--cp-comm-type"),
+    FlagFamily(
+        kind="only",
+        reason="one copy of the optimizer state is cut over all data-parallel ranks",
+        accepted=("1",),
+        values="--num-distributed-optimizer-instances",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="the pipeline's transfers follow a plan that is fixed before the run",
+        switches="--no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush",
+        values="--microbatch-group-size-per-vp-stage",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="ranks are laid out tensor-parallel fastest, then data-parallel, then pipeline",
+        switches="--use-tp-pp-dp-mapping",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="no further axis gathers weights",
+        values="--tensor-parallel-num-weight-shards --expert-tensor-parallel-num-weight-shards",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="no number depends on it, and groups are made with the backend's own settings",
+        switches="--disable-gloo-process-groups --enable-gloo-process-groups",
+        values="--distributed-timeout-seconds-after-init --nccl-communicator-config-path",
+        lists="--high-priority-stream-groups",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="sums across ranks are made in a stated order; a switch or a user buffer that adds on its own has none",
+        switches="--use-sharp --tp-comm-overlap --ddp-average-in-collective",
+        values="--sharp-enabled-group --tp-comm-overlap-cfg",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="fully sharded parameters are not built",
+        change="--use-distributed-optimizer",
+        switches="--use-megatron-fsdp --use-torch-fsdp2 --use-custom-fsdp",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="it belongs to fully sharded parameters, which are not built",
+        values="--data-parallel-sharding-strategy --outer-dp-sharding-strategy",
+    ),
+    FlagFamily(kind="refused", reason="a run needs real processes", switches="--fake-process-group"),
+)
+
+OPTIMIZER = (
+    FlagFamily(
+        kind="refused",
+        reason="all parameters have one learning rate",
+        values="--decoupled-lr --decoupled-min-lr",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="there is no norm of queries and keys whose weights could decay",
+        switches="--apply-wd-to-qk-layernorm",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="gradients and parameters travel after the backward pass; no number depends on when",
+        switches="--overlap-grad-reduce --overlap-param-gather --overlap-param-gather-with-optimizer-step "
+        "--no-align-param-gather --no-align-grad-reduce --ddp-pad-buckets-for-high-nccl-busbw",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="masters, gradients and moments are fp32 in any case",
+        switches="--use-precision-aware-optimizer",
+    ),
+    FlagFamily(
+        kind="only",
+        reason="masters, gradients and moments are fp32",
+        accepted=("fp32",),
+        values="--main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="moving optimizer state to the host is not built",
+        switches="--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads --no-pin-cpu-params",
+        values="--optimizer-offload-fraction",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="Muon and its relatives are not built",
+        switches="--muon-nesterov --muon-use-nesterov --muon-no-split-qkv --muon-use-syrk "
+        "--no-use-layer-wise-param-layout",
+        values="--muon-momentum --muon-scale-mode --muon-fp32-matmul-prec --muon-coefficient-type "
+        "--muon-num-ns-steps --muon-tp-mode --muon-extra-scale-factor --muon-scalar-optimizer",
+    ),
+)
+
+LOOP = (
+    FlagFamily(
+        kind="refused",
+        reason="the global batch size is one for the whole run",
+        change="--global-batch-size, a multiple of --micro-batch-size times the logical data-parallel size",
+        switches="--decrease-batch-size-if-needed",
+        values="--step-batch-size-schedule",
+        lists="--rampup-batch-size",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason=f"ending on a signal or between phases is {_NOT_YET}",
+        switches="--exit-signal-handler --exit-signal-handler-for-dataloader",
+        values="--exit-signal --phase-transition-iterations",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="no number depends on it; Python and torch keep their own way with memory",
+        switches="--manual-gc --no-manual-gc-eval",
+        values="--manual-gc-interval --empty-unused-memory-level --train-sync-interval",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="every data-parallel rank starts from the same weights",
+        switches="--data-parallel-random-init",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="initial weights and noise are drawn by position from the seed, the same on every device and layout",
+        switches="--te-rng-tracker --inference-rng-tracker --use-cpu-initialization",
+    ),
+    FlagFamily(kind="refused", reason="weights are always drawn before training", switches="--no-initialization"),
+    FlagFamily(
+        kind="refused",
+        reason="evaluation uses one validation set and the batch sizes of training",
+        change="--eval-interval and --eval-iters",
+        switches="--skip-train --full-validation --multiple-validation-sets",
+        values="--start-eval-at-iter --eval-global-batch-size --eval-micro-batch-size",
+        lists="--validation-set-names",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="replicas and runs are compared by their fingerprints",
+        change="--fingerprint-dir DIR",
+        values="--check-weight-hash-across-dp-replicas-interval",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="non-finite values stop the run; other watches and skipped iterations are not built",
+        switches="--check-for-spiky-loss --check-for-large-grads",
+        values="--gpu-sniff-test-interval",
+        lists="--iterations-to-skip",
+    ),
+)
+
+CHECKPOINTS = (
+    FlagFamily(
+        kind="refused",
+        reason=_NO_CHECKPOINTS,
+        change=_WITHOUT_CHECKPOINTS,
+        switches="--async-save --use-persistent-ckpt-worker --async-ckpt-use-cpu-shm --no-ckpt-fully-parallel-save "
+        "--ckpt-fully-parallel-load --ckpt-fully-parallel-load-per-rank-objects --ckpt-assume-constant-structure "
+        "--dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient --no-save-optim "
+        "--no-save-rng --no-load-optim --no-load-rng --finetune --override-ckpt-iteration "
+        "--exit-on-missing-checkpoint --auto-detect-ckpt-format --load-main-params-from-ckpt --use-checkpoint-args "
+        "--use-mp-args-from-checkpoint-args --no-use-tokenizer-model-from-checkpoint-args "
+        "--override-opt-param-scheduler --override-opt_param-scheduler --use-checkpoint-opt-param-scheduler "
+        "--use-checkpoint-opt_param-scheduler --replication --verify-integrity --no-save-tokenizer-assets "
+        "--ckpt-drop-redundant-extra-state --no-ckpt-load-validate-sharding-integrity --log-progress",
+        values="--save --load --pretrained-checkpoint --save-interval --persistent-save-interval "
+        "--save-retain-interval --ckpt-step --async-strategy --async-ckpt-cpu-priority --async-ckpt-io-priority "
+        "--ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-save-process-group "
+        "--ckpt-fully-parallel-load-process-group --dist-ckpt-workers --dist-ckpt-strictness "
+        "--non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir "
+        "--non-persistent-local-ckpt-dir --non-persistent-local-ckpt-algo --replication-jump --replication-factor "
+        "--ckpt-convert-format --ckpt-convert-save",
+    ),
+    FlagFamily(
+        kind="only",
+        reason=f"the other formats are not built; for now {_NO_CHECKPOINTS.removeprefix('not built yet: ')}",
+        accepted=("torch_dist",),
+        values="--ckpt-format --dist-ckpt-format",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="there is no saved state to carry over: checkpoints are not built yet",
+        switches="--new-logical-layout",
+    ),
+)
+
+LOGGING = (
+    FlagFamily(
+        kind="ignored",
+        reason="this curve or column is not written; no other output changes",
+        switches="--log-timers-to-tensorboard --log-validation-ppl-to-tensorboard --log-memory-to-tensorboard "
+        "--log-world-size-to-tensorboard --no-log-loss-scale-to-tensorboard --log-loss-scale-to-tensorboard "
+        "--log-device-memory-used --log-energy --log-max-attention-logit --no-barrier-with-level-1-timing",
+        values="--log-memory-interval --timing-log-option --tensorboard-queue-size --logging-level",
+    ),
+    FlagFamily(kind="only", reason="timers are not built", accepted=("0",), values="--timing-log-level"),
+    FlagFamily(
+        kind="refused",
+        reason="logs go to files and TensorBoard",
+        change="--run-dir DIR or --tensorboard-dir DIR",
+        values="--wandb-project --wandb-exp-name --wandb-save-dir --wandb-entity",
+        optional_lists="--otel-*",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="profiling, straggler watch and memory history are not built",
+        change="leave it out; an outside profiler can be wrapped around the command",
+        switches="--profile --use-pytorch-profiler --record-memory-history --log-straggler "
+        "--disable-straggler-on-startup --nvtx-ranges",
+        values="--profile-step-start --profile-step-end --memory-snapshot-path --straggler-ctrlr-port "
+        "--straggler-minmax-count",
+        lists="--profile-ranks",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason=f"traces are {_NOT_YET}",
+        change="leave it out; --fingerprint-dir DIR compares runs step by step",
+        values="--trace-dir --trace-level --trace-iterations --trace-ranks",
+    ),
+)
+
+RESILIENCE = (
+    FlagFamily(
+        kind="refused",
+        reason="restarts and fault watches inside a run are not built",
+        change="leave it out; restart the command",
+        switches="--enable-ft-package --calc-ft-timeouts --inprocess-restart --inprocess-empty-cuda-cache",
+        values="--ft-num-warmup-iters --result-rejected-tracker-filename --flight-recorder-dump-path "
+        "--flight-recorder-trace-buffer-size",
+        optional_lists="--inprocess-* --fault-injector-*",
+    ),
+    FlagFamily(
+        kind="only",
+        reason="steps are not run twice inside a run",
+        change="leave it out; megatron-determinism verify runs a command twice and compares",
+        accepted=("disabled",),
+        values="--rerun-mode",
+    ),
+    FlagFamily(kind="only", reason="faults are not injected", accepted=("0", "0.0"), values="--error-injection-rate"),
+    FlagFamily(kind="ignored", reason="faults are not injected", values="--error-injection-type"),
+    FlagFamily(
+        kind="refused",
+        reason=f"recomputing or moving activations is {_NOT_YET}",
+        change="leave it out; a smaller --micro-batch-size needs less memory",
+        switches="--recompute-activations --distribute-saved-activations --fine-grained-activation-offloading "
+        "--moe-layer-recompute --checkpoint-activations",
+        values="--recompute-granularity --recompute-method --recompute-num-layers --cpu-offloading-num-layers",
+        lists="--recompute-modules --offload-modules",
+    ),
+    FlagFamily(
+        kind="only",
+        reason="CUDA graphs are not built",
+        accepted=("none",),
+        values="--cuda-graph-impl --inference-cuda-graph-scope",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="CUDA graphs are not built",
+        switches="--enable-cuda-graph --external-cuda-graph",
+        optional_lists="--cuda-graph-modules --cuda-graph-scope",
+    ),
+    FlagFamily(
+        kind="ignored", reason="it belongs to CUDA graphs, which are not built", values="--cuda-graph-warmup-steps"
+    ),
+)

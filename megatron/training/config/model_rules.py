@@ -1,0 +1,152 @@
+"""Rules about the model's shape alone: widths, heads, experts, activations, positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron.core.config.errors import Problem
+from megatron.core.config.transformer import TransformerConfig
+from megatron.core.models.hybrid.hybrid_layer_allocation import ATTENTION, FLAG, MAMBA, MOE, HybridPattern
+from megatron.training.config.resolve import pattern_of
+
+
+def model_problems(model: TransformerConfig) -> list[Problem]:
+    """Everything about a model whose single values are in range that cannot be built or trained."""
+    pattern = pattern_of(model)
+    problems = [*_width_problems(model), *_activation_problems(model), *_position_problems(model)]
+    if pattern is not None:
+        problems += _pattern_problems(model, pattern)
+        if pattern.count(ATTENTION):
+            problems += _attention_problems(model)
+        if pattern.count(MAMBA):
+            problems += _mamba_problems(model)
+        if pattern.count(MOE):
+            problems += _expert_problems(model)
+    return problems
+
+
+def _pattern_problems(model: TransformerConfig, pattern: HybridPattern) -> Iterator[Problem]:
+    if pattern.mtp:
+        yield Problem(
+            f"{FLAG} {model.hybrid_layer_pattern!r} with {len(pattern.mtp)} parts behind /",
+            "the main part alone: multi-token prediction is not built yet",
+            "remove the / and what follows it",
+        )
+    if pattern.count(MOE) and model.num_moe_experts is None:
+        yield Problem(f"{pattern.count(MOE)} E layers in {FLAG} without --num-experts", "experts", "add --num-experts")
+    if model.num_moe_experts is None and model.moe_ffn_hidden_size is not None:
+        yield Problem(
+            f"--moe-ffn-hidden-size {model.moe_ffn_hidden_size} without experts", "--num-experts", "add --num-experts"
+        )
+
+
+def _width_problems(model: TransformerConfig) -> Iterator[Problem]:
+    if not model.untie_embeddings_and_output_weights:
+        yield Problem(
+            "input and output embeddings that share one weight (the default)",
+            "an output layer with a weight of its own: a shared one is not built yet",
+            "add --untie-embeddings-and-output-weights",
+        )
+    if model.ffn_hidden_size == 0:
+        yield Problem(
+            f"--swiglu with --hidden-size {model.hidden_size}, which gives an inner width of 0",
+            "at least 1",
+            "add --ffn-hidden-size",
+        )
+
+
+def _activation_problems(model: TransformerConfig) -> Iterator[Problem]:
+    if model.squared_relu and model.swiglu:
+        yield Problem("--squared-relu and --swiglu", "one activation", "leave out one of the two")
+
+
+def _position_problems(model: TransformerConfig) -> Iterator[Problem]:
+    longest, length = model.max_position_embeddings, model.seq_length
+    if longest is not None and length is not None and longest < length:
+        yield Problem(
+            f"--max-position-embeddings {longest} with --seq-length {length}",
+            f"at least the sequence length, {length}",
+            "--max-position-embeddings or --seq-length",
+        )
+
+
+def _attention_problems(model: TransformerConfig) -> Iterator[Problem]:
+    heads = model.num_attention_heads
+    if heads is None:
+        yield Problem(
+            f"attention layers (*) in {FLAG} without --num-attention-heads",
+            "the number of query heads",
+            "add --num-attention-heads",
+        )
+        return
+    if model.kv_channels is None and model.hidden_size is not None:
+        yield Problem(
+            f"--hidden-size {model.hidden_size} with --num-attention-heads {heads}",
+            f"a width that {heads} heads divide, or the width of a head",
+            "add --kv-channels, or change one of the two",
+        )
+    groups = model.key_value_groups
+    if groups is not None and heads % groups:
+        yield Problem(
+            f"--num-attention-heads {heads} with --num-query-groups {groups}",
+            f"a number of heads that {groups} groups divide",
+            "--num-query-groups or --num-attention-heads",
+        )
+    if model.position_embedding_type == "rope" and model.kv_channels is not None:
+        rotated = int(model.kv_channels * model.rotary_percent)
+        if rotated < 2 or rotated % 2:
+            yield Problem(
+                f"--kv-channels {model.kv_channels} with --rotary-percent {model.rotary_percent}, which rotates "
+                f"{rotated} channels of a head",
+                "an even number of channels, at least 2",
+                "--rotary-percent or --kv-channels",
+            )
+
+
+def _mamba_problems(model: TransformerConfig) -> Iterator[Problem]:
+    heads, groups = model.mamba_num_heads, model.mamba_num_groups
+    if heads is None:
+        if model.hidden_size is not None:
+            yield Problem(
+                f"--hidden-size {model.hidden_size} with --mamba-head-dim {model.mamba_head_dim}",
+                f"2 * {model.hidden_size} = {2 * model.hidden_size} to be a multiple of {model.mamba_head_dim}, or the "
+                "number of heads",
+                "add --mamba-num-heads, or change --mamba-head-dim",
+            )
+    elif heads % groups:
+        yield Problem(
+            f"{heads} mixer heads (--mamba-num-heads) with --mamba-num-groups {groups}",
+            f"a number of heads that {groups} groups divide",
+            "--mamba-num-groups or --mamba-num-heads",
+        )
+
+
+def _expert_problems(model: TransformerConfig) -> Iterator[Problem]:
+    experts, k = model.num_moe_experts, model.moe_router_topk
+    if experts is not None and k > experts:
+        yield Problem(f"--moe-router-topk {k} with --num-experts {experts}", f"at most {experts}", "--moe-router-topk")
+    softmax = model.moe_router_score_function == "softmax"
+    if softmax and k == 1 and not model.moe_router_pre_softmax:
+        yield Problem(
+            "--moe-router-topk 1 with a softmax over the chosen expert alone, whose weight is always 1",
+            "a score that the router can learn from",
+            "add --moe-router-pre-softmax, or --moe-router-score-function sigmoid",
+        )
+    if softmax and model.moe_router_enable_expert_bias:
+        yield Problem(
+            "--moe-router-enable-expert-bias with --moe-router-score-function softmax",
+            "independent scores: the bias chooses experts, scores weigh them",
+            "--moe-router-score-function sigmoid",
+        )
+    if not softmax and model.moe_router_pre_softmax:
+        yield Problem(
+            "--moe-router-pre-softmax with --moe-router-score-function sigmoid",
+            "softmax scores",
+            "leave out --moe-router-pre-softmax",
+        )
+    if model.add_bias_linear and model.moe_shared_expert_intermediate_size is not None:
+        yield Problem(
+            "--moe-shared-expert-intermediate-size with biases in the linear layers (the default)",
+            "shared experts without biases",
+            "add --disable-bias-linear",
+        )

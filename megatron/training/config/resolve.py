@@ -1,0 +1,221 @@
+"""Fills what the user left out. Pure: the same settings and number of processes give the same ``RunConfig`` everywhere.
+
+``resolve`` never refuses: where a value cannot be derived it stays ``None`` and ``validate`` says why. After both these
+settings may still be ``None``, which then means:
+
+* ``embedding_init_method_std``: embeddings are drawn like the other weights and decay;
+* ``moe_router_dtype``: the activations' type; ``moe_router_topk_scaling_factor``: no factor; ``moe_input_jitter_eps``:
+  no jitter; ``moe_shared_expert_intermediate_size``: no shared experts; ``num_moe_experts`` and
+  ``moe_ffn_hidden_size``: no experts; ``num_attention_heads`` and ``kv_channels``: no attention layers;
+* ``ddp_bucket_size``: set by ``ddp_num_buckets`` once the parameters are known;
+* ``padded_vocab_size`` until ``resolve_vocabulary`` has seen the tokenizer;
+* ``distributed_backend`` until a device is known;
+* files, folders and intervals that switch something on.
+
+Of the schedule only the fields counted in samples are read after ``resolve``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron.core.config.optimizer import DistributedDataParallelConfig, SchedulerConfig
+from megatron.core.config.parallel import ModelParallelConfig
+from megatron.core.config.transformer import TransformerConfig
+from megatron.core.datasets.splits import DEFAULT_SPLIT
+from megatron.core.models.hybrid.hybrid_layer_allocation import HybridPattern, parse_pattern, pattern_problems
+from megatron.core.process_groups.topology import LogicalLayout, Topology, default_block, plan_topology
+from megatron.core.tokenizers.byte import ByteTokenizer
+from megatron.training.config.data import DataConfig, TokenizerConfig, padded_vocabulary
+from megatron.training.config.run import RunConfig
+from megatron.training.config.training import TrainingConfig
+
+
+def resolve(config: RunConfig, world_size: int) -> RunConfig:
+    """Settings as given -> settings in effect, for ``world_size`` processes."""
+    parallel = _parallel(config.parallel, world_size)
+    training = _training(config.training, parallel)
+    return replace(
+        config,
+        model=_model(config.model),
+        parallel=parallel,
+        training=training,
+        scheduler=_scheduler(config.scheduler, training, config.optimizer.weight_decay),
+        ddp=_ddp(config.ddp, _data_parallel_size(config.parallel, world_size)),
+        data=_data(config.data),
+    )
+
+
+def resolve_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
+    """Fill the number of embedding rows from the tokenizer's vocabulary.
+
+    Raises:
+        ConfigError: the stated number of rows is too small, or tensor parallelism does not divide it.
+    """
+    rows = padded_vocabulary(config.tokenizer, vocab_size, config.parallel.tensor_model_parallel_size)
+    return replace(config, tokenizer=replace(config.tokenizer, padded_vocab_size=rows))
+
+
+def vocabulary_without_files(config: TokenizerConfig) -> int | None:
+    """The vocabulary where no tokenizer file says it; ``None`` where one does."""
+    if config.tokenizer_type == "NullTokenizer":
+        return config.vocab_size
+    if config.tokenizer_type == "ByteTokenizer":
+        return config.vocab_size or ByteTokenizer.vocab_size
+    return None
+
+
+def topology_of(config: RunConfig, world_size: int) -> Topology:
+    """The ranks' layout of a resolved configuration.
+
+    Raises:
+        ConfigError: the sizes do not divide.
+    """
+    parallel = config.parallel
+    return plan_topology(
+        world=world_size,
+        tp=parallel.tensor_model_parallel_size,
+        pp=parallel.pipeline_model_parallel_size,
+        ep=parallel.expert_model_parallel_size,
+        etp=parallel.expert_tensor_parallel_size,
+    )
+
+
+def logical_layout(config: RunConfig) -> LogicalLayout:
+    """The logical layout of a resolved configuration whose vocabulary is known too."""
+    parallel, tokenizer, training = config.parallel, config.tokenizer, config.training
+    return LogicalLayout(
+        ldp=_known(parallel.logical_data_parallel_size, "logical_data_parallel_size"),
+        block=_known(parallel.logical_reduce_block_size, "logical_reduce_block_size"),
+        tp=parallel.tensor_model_parallel_size,
+        ep=parallel.expert_model_parallel_size,
+        etp=_known(parallel.expert_tensor_parallel_size, "expert_tensor_parallel_size"),
+        padded_vocab_size=_known(tokenizer.padded_vocab_size, "padded_vocab_size"),
+        micro_batch_size=_known(training.micro_batch_size, "micro_batch_size"),
+    )
+
+
+def num_microbatches(config: RunConfig) -> int:
+    """Micro-batches of each logical shard in one optimizer step of a resolved configuration."""
+    samples = _known(config.training.micro_batch_size, "micro_batch_size")
+    shards = _known(config.parallel.logical_data_parallel_size, "logical_data_parallel_size")
+    return _known(config.training.global_batch_size, "global_batch_size") // (samples * shards)
+
+
+def pattern_of(model: TransformerConfig) -> HybridPattern | None:
+    """The parsed pattern, or ``None`` where there is none or it cannot be parsed."""
+    if model.hybrid_layer_pattern is None or pattern_problems(model.hybrid_layer_pattern):
+        return None
+    return parse_pattern(model.hybrid_layer_pattern)
+
+
+def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
+    """What ``resolve`` changed although it was given, one sentence each."""
+    before, after = given.model.num_layers, resolved.model.num_layers
+    if before is None or before == after:
+        return []
+    return [f"--num-layers {before} has no effect: the pattern has {after} layers"]
+
+
+def _known(value: int | None, name: str) -> int:
+    if value is None:
+        raise ValueError(f"{name} is not known: resolve and validate the configuration first")
+    return value
+
+
+def _model(model: TransformerConfig) -> TransformerConfig:
+    changes: dict[str, object] = {}
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    pattern = pattern_of(model)
+    if pattern is not None:
+        changes["num_layers"] = pattern.num_layers
+    if model.kv_channels is None and hidden and heads and heads > 0 and hidden % heads == 0:
+        changes["kv_channels"] = hidden // heads
+    ffn = model.ffn_hidden_size
+    if ffn is None and hidden is not None:
+        # Megatron: two thirds of 4h so that SwiGLU's three matrices weigh as much as two, in steps of 64.
+        ffn = hidden * 8 // 3 // 64 * 64 if model.swiglu else 4 * hidden
+        changes["ffn_hidden_size"] = ffn
+    if model.mamba_num_heads is None and hidden and model.mamba_head_dim > 0 and 2 * hidden % model.mamba_head_dim == 0:
+        changes["mamba_num_heads"] = 2 * hidden // model.mamba_head_dim
+    if model.num_moe_experts == 0:
+        changes["num_moe_experts"] = None
+    elif model.num_moe_experts is not None and model.moe_ffn_hidden_size is None:
+        changes["moe_ffn_hidden_size"] = ffn
+    if model.max_position_embeddings is None:
+        changes["max_position_embeddings"] = model.seq_length
+    return replace(model, **changes)  # type: ignore[arg-type]
+
+
+def _data_parallel_size(parallel: ModelParallelConfig, world_size: int) -> int | None:
+    """Ranks that hold the same dense weights; ``None`` where the sizes do not divide."""
+    tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    return world_size // (tp * pp) if tp > 0 and pp > 0 and world_size % (tp * pp) == 0 else None
+
+
+def _parallel(parallel: ModelParallelConfig, world_size: int) -> ModelParallelConfig:
+    tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
+    ldp, block = parallel.logical_data_parallel_size, parallel.logical_reduce_block_size
+    if ldp is None:
+        ldp = _data_parallel_size(parallel, world_size)
+    if block is None and ldp is not None and tp > 0:
+        block = default_block(ldp, tp)
+    return replace(
+        parallel,
+        expert_tensor_parallel_size=tp if etp is None else etp,
+        sequence_parallel=parallel.sequence_parallel and tp > 1,
+        logical_data_parallel_size=ldp,
+        logical_reduce_block_size=block,
+    )
+
+
+def _training(training: TrainingConfig, parallel: ModelParallelConfig) -> TrainingConfig:
+    changes: dict[str, object] = {}
+    batch, ldp = training.global_batch_size, parallel.logical_data_parallel_size
+    if batch is None and training.micro_batch_size is not None and ldp is not None:
+        batch = changes["global_batch_size"] = training.micro_batch_size * ldp
+    if batch is not None and batch > 0:
+        if training.train_iters is None and training.train_samples is not None:
+            changes["train_iters"] = training.train_samples // batch
+        elif training.train_iters is not None and training.train_samples is None:
+            changes["train_samples"] = training.train_iters * batch
+    return replace(training, **changes)  # type: ignore[arg-type]
+
+
+def _scheduler(scheduler: SchedulerConfig, training: TrainingConfig, weight_decay: float) -> SchedulerConfig:
+    changes: dict[str, object] = {}
+    decay = _in_samples(scheduler.lr_decay_samples, scheduler.lr_decay_iters, training)
+    decay = training.train_samples if decay is None else decay
+    changes["lr_decay_samples"] = decay
+    changes["lr_wsd_decay_samples"] = _in_samples(
+        scheduler.lr_wsd_decay_samples, scheduler.lr_wsd_decay_iters, training
+    )
+    if scheduler.lr_warmup_fraction is not None and decay is not None:
+        changes["lr_warmup_samples"] = round(scheduler.lr_warmup_fraction * decay)
+    elif scheduler.lr_warmup_iters:
+        changes["lr_warmup_samples"] = _in_samples(
+            scheduler.lr_warmup_samples or None, scheduler.lr_warmup_iters, training
+        )
+    if scheduler.weight_decay_incr_style == "constant":
+        for name in ("start_weight_decay", "end_weight_decay"):
+            changes[name] = weight_decay if getattr(scheduler, name) is None else getattr(scheduler, name)
+    return replace(scheduler, **changes)  # type: ignore[arg-type]
+
+
+def _in_samples(samples: int | None, iterations: int | None, training: TrainingConfig) -> int | None:
+    """A length in samples, from whichever count was given."""
+    if samples is not None or iterations is None or training.global_batch_size is None:
+        return samples
+    return iterations * training.global_batch_size
+
+
+def _ddp(ddp: DistributedDataParallelConfig, data_parallel_size: int | None) -> DistributedDataParallelConfig:
+    if ddp.ddp_bucket_size is not None or ddp.ddp_num_buckets is not None or data_parallel_size is None:
+        return ddp
+    return replace(ddp, ddp_bucket_size=max(40_000_000, 1_000_000 * data_parallel_size))
+
+
+def _data(data: DataConfig) -> DataConfig:
+    from_one_source = data.data_path is not None or data.data_args_path is not None
+    split = DEFAULT_SPLIT if data.split is None and from_one_source else data.split
+    return replace(data, split=split, mock_data=data.uses_mock_data)
