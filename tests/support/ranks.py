@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -40,13 +41,14 @@ def _rank_main(rank: int, world: int, store: str, fn: Callable[..., Any], args: 
                 world_size=world,
                 timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             )
-        results.send((rank, fn(*args), None))
+        # Plain pickle copies tensors; the pipe's own would share memory that dies with this process.
+        results.send_bytes(pickle.dumps((rank, fn(*args), None)))
         results.close()
         if world > 1:
             dist.barrier()
             dist.destroy_process_group()
     except BaseException:  # the traceback must reach the parent whatever it is
-        results.send((rank, None, traceback.format_exc()))
+        results.send_bytes(pickle.dumps((rank, None, traceback.format_exc())))
         results.close()
         os._exit(1)  # do not wait in a collective that the others will never enter
 
@@ -94,7 +96,7 @@ def _collect(world: int, pipes: list, processes: list, timeout_s: float) -> list
         for rank in [r for r, pipe in pending.items() if pipe in ready]:
             pipe = pending.pop(rank)
             try:
-                _, value, error = pipe.recv()
+                _, value, error = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 error, value = f"rank {rank} died without a word (exit code {processes[rank].exitcode})", None
             if error is not None:
