@@ -33,7 +33,8 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, only: Sequence[str] | 
 
 def config_from(cls: type[Config], arguments: argparse.Namespace) -> Config:
     """The dataclass, from arguments parsed with ``add_flags``; fields without a flag there keep their defaults."""
-    given = {flag.name: getattr(arguments, flag.name) for flag in flags_of(cls) if hasattr(arguments, flag.name)}
+    owner: type = cls
+    given = {flag.name: getattr(arguments, flag.name) for flag in flags_of(owner) if hasattr(arguments, flag.name)}
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 

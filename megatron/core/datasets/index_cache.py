@@ -6,6 +6,7 @@ as Megatron's) and ``STEM-checksums.json`` (ours), which is written last and mak
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -106,7 +107,7 @@ class CacheEntry:
         self.path("checksums.json").unlink(missing_ok=True)
         _write_whole(self.path("description.txt"), lambda file: file.write(self.description.encode("utf-8")))
         for name, array in arrays.items():
-            _write_whole(self.path(f"{name}.npy"), lambda file, a=array: np.save(file, a, allow_pickle=False))
+            _write_whole(self.path(f"{name}.npy"), functools.partial(np.save, arr=array, allow_pickle=False))
         text = json.dumps({"content": self.content, "arrays": recorded}, indent=1)
         _write_whole(self.path("checksums.json"), lambda file: file.write(text.encode("utf-8")))
         return made

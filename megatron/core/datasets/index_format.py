@@ -61,7 +61,7 @@ class SequenceIndex:
     num_tokens: int
 
 
-def token_dtype(vocab_size: int) -> type[np.generic]:
+def token_dtype(vocab_size: int) -> type[np.integer]:
     """Type of the tokens in a .bin file: uint16 below 65,500 ids, else int32 (Megatron's rule)."""
     return np.uint16 if vocab_size < 65500 else np.int32
 

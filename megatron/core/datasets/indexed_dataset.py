@@ -174,7 +174,7 @@ class IndexedDatasetBuilder:
         dtype: type of the tokens, see ``token_dtype``.
     """
 
-    def __init__(self, prefix: str, dtype: type[np.generic] = np.int32) -> None:
+    def __init__(self, prefix: str, dtype: type[np.integer] = np.int32) -> None:
         self._prefix = prefix
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._range = np.iinfo(dtype)

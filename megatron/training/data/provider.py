@@ -202,10 +202,9 @@ def _sources(config: DataConfig) -> _Sources:
         )
     if config.data_path or config.data_args_path:
         flag = "--data-path" if config.data_path else "--data-args-path"
-        words = config.data_path or tuple(_read_argument(config.data_args_path, flag).split())
         split = config.split or DEFAULT_SPLIT
         matrix = split_matrix(parse_split(split))
-        blend = parse_blend(words, flag)
+        blend = parse_blend(config.data_path or _read_argument(config.data_args_path, flag).split(), flag)
         return _Sources(blends=(blend,) * 3, bookends=tuple(matrix), split=split, matrix=matrix, flags=("--split",) * 3)
     flags: tuple[str, ...] = tuple(f"--{name}-data-path" for name in SPLIT_NAMES)
     lists: tuple[Sequence[str] | None, ...] = (config.train_data_path, config.valid_data_path, config.test_data_path)
