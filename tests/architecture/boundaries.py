@@ -223,6 +223,7 @@ BOUNDARIES = (
             "megatron/core/process_groups/create.py": "chooses the collectives of a run, once",
             "megatron/training/config/": "resolves and checks the configuration",
             "megatron/training/setup/determinism.py": "sets torch's switches, once",
+            "megatron/training/setup/pinned_environment.py": "checks and sets environment variables, once",
         },
         planted="def f(config):\n    return config.deterministic_mode\n",
     ),

@@ -80,10 +80,10 @@ LEAST = {
 }
 """Least value of a setting, by group and field."""
 
-ABOVE_ZERO = {"model": ("layernorm_epsilon",), "optimizer": ("adam_eps",)}
+ABOVE_ZERO: dict[str, tuple[str, ...]] = {"model": ("layernorm_epsilon",), "optimizer": ("adam_eps",)}
 """Settings that must be larger than 0."""
 
-BELOW_ONE = {
+BELOW_ONE: dict[str, tuple[str, ...]] = {
     "model": ("attention_dropout", "hidden_dropout", "moe_input_jitter_eps"),
     "optimizer": ("adam_beta1", "adam_beta2"),
     "scheduler": ("lr_warmup_fraction",),

@@ -50,7 +50,7 @@ def _tensor_problems(config: RunConfig, pattern: HybridPattern) -> Iterator[Prob
         flag = "--num-attention-heads"
         yield from _divides(tp, _TP, model.num_attention_heads, flag, flag)
         groups = model.key_value_groups
-        if groups % tp and tp % groups:
+        if model.group_query_attention and groups % tp and tp % groups:
             yield Problem(
                 f"--num-query-groups {groups} with {_TP} {tp}",
                 f"a multiple or a divisor of {tp}",

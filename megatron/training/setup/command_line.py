@@ -1,0 +1,118 @@
+"""From ``sys.argv`` to a checked configuration, and from errors to exit codes.
+
+Every process checks for itself, before torch is loaded and before it could wait for another. The first rank prints; the
+others wait a moment, so that its words are not lost when the launcher ends all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.core.config.errors import ConfigError, DamagedInputError, Problem, TrainingStoppedError
+from megatron.training.cli.dump import argument_dump, help_text, wants_help
+from megatron.training.cli.parser import parse
+from megatron.training.config.resolve import resolution_notes, resolve
+from megatron.training.config.run import RunConfig
+from megatron.training.config.validate import config_problems, without_repeats
+from megatron.training.setup.environment import Launch, export, find_launch, rank_or_zero, read_environment
+from megatron.training.setup.pinned_environment import environment_problems, values_to_set
+
+WAIT_S = 3.0
+"""How long a rank other than the first waits before it exits with a refusal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartUp:
+    """What a command line and an environment come to."""
+
+    config: RunConfig
+    launch: Launch
+    notes: tuple[str, ...]
+    to_export: Mapping[str, str]
+
+
+def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
+    """Read, resolve and check; changes nothing.
+
+    Raises:
+        ConfigError: every problem with flags, launch and environment at once.
+    """
+    parsed = parse(argv)
+    problems = list(parsed.problems)
+    try:
+        launch = find_launch(environment)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from error
+    problems += without_repeats(config_problems(parsed.config, launch.world_size), parsed.doubtful)
+    problems += environment_problems(environment, parsed.config.numerics)
+    if problems:
+        raise ConfigError(problems)
+    config = resolve(parsed.config, launch.world_size)
+    return StartUp(
+        config=config,
+        launch=launch,
+        notes=(*parsed.notes, *resolution_notes(parsed.config, config)),
+        to_export=values_to_set(environment, config.numerics),
+    )
+
+
+def checked_config(argv: Sequence[str]) -> RunConfig:
+    """The resolved configuration of this process; ends the process for ``--help`` and for a refusal.
+
+    Sets the environment variables that deterministic mode needs and that are not set. The first rank prints warnings
+    and the argument dump.
+    """
+    environment = read_environment()
+    if wants_help(argv):
+        if rank_or_zero(environment) == 0:
+            print(help_text(Path(sys.argv[0]).name))
+        raise SystemExit(0)
+    try:
+        start = start_up(argv, environment)
+    except ConfigError as error:
+        local = _is_local(error.problems)
+        raise SystemExit(refuse(error, rank_or_zero(environment), local=local)) from error
+    export(start.to_export)
+    if start.launch.rank == 0:
+        for note in start.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        further = {"rank": 0, "local_rank": start.launch.local_rank, "world_size": start.launch.world_size}
+        print(argument_dump(start.config, further), flush=True)
+    return start.config
+
+
+def refuse(error: ConfigError, rank: int, *, local: bool = False) -> int:
+    """Print the block that lists every problem, on the first rank; returns the exit code.
+
+    The other ranks wait first. Where they are still there after it, the first rank had nothing to complain about; with
+    ``local``, for what may be wrong on one machine only, they say it then.
+    """
+    if rank == 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    time.sleep(WAIT_S)
+    if local:
+        print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+def _is_local(problems: Sequence[Problem]) -> bool:
+    return any("in the environment" in problem.given for problem in problems)
+
+
+def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
+    """Run to the end and return the exit code of the process: 0 done, 2 refused, 3 damaged input, 4 stopped by its own
+    watch. Other errors are not caught: Python ends with a traceback and 1."""
+    rank = rank_or_zero(read_environment())
+    try:
+        run(config)
+    except ConfigError as error:
+        return refuse(error, rank, local=True)
+    except (DamagedInputError, TrainingStoppedError) as error:
+        print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0

@@ -1,0 +1,117 @@
+"""Environment variables that can change bits: which are set, which values are refused, which are recorded.
+
+Pure and free of torch: asked before torch is loaded, because some of these variables only act when a library starts.
+Values a launcher sets on purpose are taken with ``--determinism-allow-env`` and recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from megatron.core.config.errors import Problem
+from megatron.core.config.numerics import NumericsConfig
+
+_NCCL_ALGORITHMS = ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pin:
+    """One variable that deterministic mode constrains.
+
+    ``accepted`` describes the values that ``holds`` takes; ``value`` is set where the variable is not, if given.
+    """
+
+    name: str
+    accepted: str
+    holds: Callable[[str], bool]
+    value: str | None = None
+
+
+def _nccl_algorithm_holds(text: str) -> bool:
+    known = {name.lower() for name in _NCCL_ALGORITHMS}
+    return all(word.strip().lower() in known for word in text.split(","))
+
+
+def _starts_with_one(text: str) -> bool:
+    return text.startswith("1")
+
+
+def _is_zero(text: str) -> bool:
+    return text == "0"
+
+
+PINS = (
+    Pin(
+        name="CUBLAS_WORKSPACE_CONFIG",
+        accepted=":4096:8 or :16:8",
+        holds=lambda text: text in (":4096:8", ":16:8"),
+        value=":4096:8",
+    ),
+    Pin(name="NCCL_ALGO", accepted=", ".join(_NCCL_ALGORITHMS), holds=_nccl_algorithm_holds),
+    Pin(name="NVTE_ALLOW_NONDETERMINISTIC_ALGO", accepted="0", holds=_is_zero),
+    Pin(name="MAMBA_DETERMINISTIC", accepted="1", holds=_starts_with_one),
+    Pin(name="CAUSAL_CONV1D_DETERMINISTIC", accepted="1", holds=_starts_with_one),
+    Pin(name="NVIDIA_TF32_OVERRIDE", accepted="0", holds=_is_zero),
+    Pin(name="TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", accepted="0", holds=_is_zero),
+    Pin(name="TRITON_CACHE_AUTOTUNING", accepted="0", holds=_is_zero),
+)
+"""Megatron's list, and the variables that switch TF32 on behind torch's back."""
+
+RECORDED = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDNN_CONV_WSCAP_DBG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_F32_DEFAULT",
+    "TRITON_INTERPRET",
+)
+"""Variables whose value may change bits; part of what two comparable runs agree on."""
+
+
+def allowed_names(text: str | None) -> tuple[str, ...]:
+    """Names listed by ``--determinism-allow-env``."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def environment_problems(environment: Mapping[str, str], numerics: NumericsConfig) -> list[Problem]:
+    """Values set by the launcher that deterministic mode cannot keep its promise with; none without that mode."""
+    if not numerics.deterministic_mode:
+        return []
+    allowed = allowed_names(numerics.determinism_allow_env)
+    return [
+        Problem(
+            f"{pin.name}={environment[pin.name]} in the environment with --deterministic-mode",
+            f"{pin.accepted}, or the variable not set",
+            f"{pin.name}, or --determinism-allow-env {pin.name} to run with it and record it",
+        )
+        for pin in PINS
+        if pin.name in environment and pin.name not in allowed and not pin.holds(environment[pin.name])
+    ]
+
+
+def values_to_set(environment: Mapping[str, str], numerics: NumericsConfig) -> dict[str, str]:
+    """Variables that deterministic mode needs and the launcher left unset; none without that mode."""
+    if not numerics.deterministic_mode:
+        return {}
+    return {pin.name: pin.value for pin in PINS if pin.value is not None and pin.name not in environment}
+
+
+def recorded_environment(environment: Mapping[str, str], numerics: NumericsConfig) -> dict[str, str]:
+    """Variables that are set and can change our bits; exceptions that were allowed included, except NCCL's."""
+    allowed = allowed_names(numerics.determinism_allow_env)
+    names = {*RECORDED, *(name for name in allowed if not name.startswith("NCCL_"))}
+    return {name: environment[name] for name in sorted(names) if name in environment}
+
+
+def launch_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """NCCL's variables: they say how bytes travel, which no sum of ours depends on."""
+    return {name: value for name, value in sorted(environment.items()) if name.startswith("NCCL_")}
