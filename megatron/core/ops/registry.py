@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -159,7 +160,7 @@ class OpTable:
     dtype: torch.dtype
     chosen: Mapping[str, Variant] = field(repr=False)
 
-    def __getitem__(self, op: str) -> Callable[..., object]:
+    def __getitem__(self, op: str) -> Callable[..., Any]:
         return self.chosen[op].fn
 
     @property

@@ -45,8 +45,9 @@ class MambaMixer(torch.nn.Module):
 
     def __init__(self, name: str, layer: int, config: TransformerConfig, context: ModelContext) -> None:
         super().__init__()
-        sizes = mamba_sizes(config)
-        self.layer, self.sizes = layer, sizes.local(context.groups.tp.size)
+        tp = context.groups.tp.size
+        sizes = mamba_sizes(config, tp)
+        self.layer, self.sizes = layer, sizes.local(tp)
         parts = sizes.in_proj_parts
         self.in_proj = NormColumnParallelLinear(
             f"{name}.in_proj", config.hidden_size, sum(parts), config, context, parts=parts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from megatron.core.config.errors import Problem
 from megatron.core.config.mamba import A_MAX, A_MIN, CONV_WIDTH, DT_FLOOR, DT_MAX, DT_MIN
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.param_spec import Initial, ParamSpec
@@ -42,29 +41,19 @@ class MambaSizes:
         return MambaSizes(heads=self.heads // tp, head_dim=self.head_dim, groups=self.groups // tp, state=self.state)
 
 
-def mamba_sizes(config: TransformerConfig) -> MambaSizes:
-    """Global sizes from the configuration."""
-    return MambaSizes(
-        heads=config.mamba_num_heads or 2 * config.hidden_size // config.mamba_head_dim,
-        head_dim=config.mamba_head_dim,
-        groups=config.mamba_num_groups,
-        state=config.mamba_state_dim,
-    )
+def mamba_sizes(config: TransformerConfig, tp: int) -> MambaSizes:
+    """Global sizes of a resolved configuration, checked for ``tp`` ranks.
 
-
-def mamba_problems(config: TransformerConfig, tp: int) -> list[Problem]:
-    """Why mixers of this shape cannot be cut over ``tp`` ranks; empty when they can."""
-    sizes, problems = mamba_sizes(config), []
-    given = f"{sizes.heads} Mamba heads, --mamba-num-groups {sizes.groups}, --tensor-model-parallel-size {tp}"
-    if sizes.heads % sizes.groups:
-        problems.append(
-            Problem(given, f"heads to be a multiple of the {sizes.groups} groups", "--mamba-num-heads or -groups")
+    Raises:
+        ValueError: groups of heads cannot be made, or cannot be dealt out whole to the ranks.
+    """
+    heads, groups = config.mamba_num_heads, config.mamba_num_groups
+    if heads % groups or groups % tp:
+        raise ValueError(
+            f"{heads} Mamba heads in {groups} groups over {tp} tensor-parallel ranks: the groups must divide the heads "
+            "and the ranks the groups"
         )
-    if sizes.groups % tp:
-        problems.append(
-            Problem(given, f"groups to be a multiple of {tp}: a group stays on one rank", "--mamba-num-groups")
-        )
-    return problems
+    return MambaSizes(heads=heads, head_dim=config.mamba_head_dim, groups=groups, state=config.mamba_state_dim)
 
 
 def mixer_specs(name: str, sizes: MambaSizes, context: ModelContext) -> dict[str, ParamSpec]:

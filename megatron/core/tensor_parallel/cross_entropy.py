@@ -7,6 +7,8 @@ get no gradient, so the padding, which depends on the tensor-parallel size, does
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from megatron.core.process_groups.collectives import all_gather
@@ -24,7 +26,7 @@ def _log_z(max_RT: torch.Tensor, sum_exp_RT: torch.Tensor, context: ModelContext
 class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, logits_TV: torch.Tensor, target_T: torch.Tensor, num_valid: int, context: ModelContext
+        ctx: Any, logits_TV: torch.Tensor, target_T: torch.Tensor, num_valid: int, context: ModelContext
     ) -> torch.Tensor:
         stats = context.ops["cross_entropy_stats"](logits_TV, target_T, num_valid)
         max_RT, sum_exp_RT, target_RT = all_gather(context.groups.tp, torch.stack(stats)).unbind(1)
@@ -35,7 +37,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         return log_z_T - context.ops["blocked_fold"](target_RT, target_RT.shape[0])
 
     @staticmethod
-    def backward(ctx, dloss_T: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, dloss_T: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         logits_TV, target_T, log_z_T = ctx.saved_tensors
         return ctx.grad_op(logits_TV, target_T, ctx.num_valid, log_z_T, dloss_T.contiguous()), None, None, None
 

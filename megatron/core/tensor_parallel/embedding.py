@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from megatron.core.contracts.param_spec import Initial
@@ -14,13 +16,15 @@ from megatron.core.tensor_parallel.parameter import create_parameter, cut_spec
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight_VH: ModelParameter, ids_T: torch.Tensor, context: ModelContext, stage: str) -> torch.Tensor:
+    def forward(
+        ctx: Any, weight_VH: ModelParameter, ids_T: torch.Tensor, context: ModelContext, stage: str
+    ) -> torch.Tensor:
         ctx.save_for_backward(ids_T)
         ctx.weight, ctx.add, ctx.stage = weight_VH, context.ops["embedding_grad"], stage
         return context.ops["embedding"](weight_VH.detach(), ids_T)
 
     @staticmethod
-    def backward(ctx, grad_TH: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad_TH: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
         (ids_T,) = ctx.saved_tensors
         grad_TH = grad_TH.contiguous()
         return (

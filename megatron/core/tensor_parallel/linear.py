@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x_SBX: torch.Tensor, weight_YX: ModelParameter, context: ModelContext, gather: bool, stage: str
+        ctx: Any, x_SBX: torch.Tensor, weight_YX: ModelParameter, context: ModelContext, gather: bool, stage: str
     ) -> torch.Tensor:
         ctx.save_for_backward(x_SBX)
         ctx.weight, ctx.context, ctx.gather, ctx.stage = weight_YX, context, gather, stage
@@ -42,7 +43,7 @@ class _Linear(torch.autograd.Function):
         return torch.nn.functional.linear(whole, weight_YX)
 
     @staticmethod
-    def backward(ctx, dy_SBY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+    def backward(ctx: Any, dy_SBY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         (x_SBX,) = ctx.saved_tensors
         context, weight = ctx.context, ctx.weight
         dy_SBY = dy_SBY.contiguous()

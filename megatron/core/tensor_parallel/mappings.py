@@ -5,6 +5,8 @@ Sums over ranks go through ``context.sums``, everything else is a copy. On one t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from megatron.core.process_groups.collectives import all_gather
@@ -18,55 +20,55 @@ def gather_rows(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
 
 class _CopyToTp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         ctx.context = context
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.context.sums.all_reduce(ctx.context.groups.tp, grad.contiguous()), None
 
 
 class _ReduceFromTp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         return context.sums.all_reduce(context.groups.tp, x.contiguous())
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grad, None
 
 
 class _GatherFromSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         ctx.context = context
         return gather_rows(x, context)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.context.sums.reduce_scatter_rows(ctx.context.groups.tp, grad.contiguous()), None
 
 
 class _ReduceScatterToSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         ctx.context = context
         return context.sums.reduce_scatter_rows(context.groups.tp, x.contiguous())
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gather_rows(grad.contiguous(), ctx.context), None
 
 
 class _GatherColumns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         ctx.context = context
         return torch.cat(all_gather(context.groups.tp, x).unbind(0), dim=-1)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         tp = ctx.context.groups.tp
         pieces = torch.stack(grad.chunk(tp.size, dim=-1))
         return ctx.context.sums.reduce_scatter_rows(tp, pieces).squeeze(0), None

@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from megatron.core.config.errors import Problem
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.rng.counter import box_index, keep_mask
@@ -17,27 +16,6 @@ from megatron.core.tensor_parallel.row import RowParallelLinear
 from megatron.core.transformer.dropout import noise_key
 from megatron.core.transformer.mlp import output_init_std
 from megatron.core.transformer.rotary import rotary_angles
-
-
-def attention_problems(config: TransformerConfig, tp: int) -> list[Problem]:
-    """Why attention layers of this shape cannot be cut over ``tp`` ranks; empty when they can."""
-    heads, groups = config.num_attention_heads, config.key_value_groups
-    given = f"--num-attention-heads {heads}, --num-query-groups {groups}, --tensor-model-parallel-size {tp}"
-    problems = []
-    if heads % groups:
-        problems.append(Problem(given, f"heads to be a multiple of the {groups} groups", "--num-query-groups"))
-    if heads % tp:
-        problems.append(Problem(given, f"heads to be a multiple of {tp}", "--num-attention-heads"))
-    if groups % tp and tp % groups:
-        problems.append(
-            Problem(given, "the groups to be a multiple or a divisor of the tensor-parallel size", "--num-query-groups")
-        )
-    rows = (heads + 2 * groups) * config.kv_channels
-    if rows % tp:
-        problems.append(
-            Problem(given, f"the {rows} rows of the query, key, value weight to be a multiple of {tp}", "--kv-channels")
-        )
-    return problems
 
 
 class SelfAttention(torch.nn.Module):
@@ -55,6 +33,11 @@ class SelfAttention(torch.nn.Module):
         tp = context.groups.tp
         self.head_dim = config.kv_channels
         self.groups, self.heads = config.key_value_groups, config.num_attention_heads
+        if self.heads % tp.size or self.heads % self.groups or (self.groups % tp.size and tp.size % self.groups):
+            raise ValueError(
+                f"{self.heads} heads in {self.groups} groups over {tp.size} tensor-parallel ranks: groups and ranks "
+                "must divide the heads, and the groups be a multiple or a divisor of the ranks"
+            )
         self.heads_per_group = self.heads // self.groups
         self.local_heads = self.heads // tp.size
         self.local_groups = max(1, self.groups // tp.size)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 
-from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Batch, Microbatch, StageReport
 from megatron.core.contracts.parameter import ModelParameter
@@ -14,22 +13,14 @@ from megatron.core.contracts.stage import BalancedRouter
 from megatron.core.models.hybrid.hybrid_block import HybridBlock
 from megatron.core.models.hybrid.hybrid_embedding import HybridEmbedding
 from megatron.core.models.hybrid.hybrid_layer_allocation import (
-    ATTENTION,
-    MAMBA,
-    MOE,
-    HybridPattern,
     Segment,
     assign_segments,
     parse_pattern,
 )
 from megatron.core.models.hybrid.hybrid_layer_specs import HybridStackSpec, hybrid_stack_spec
-from megatron.core.process_groups.topology import Topology
-from megatron.core.ssm.mamba_params import mamba_problems
 from megatron.core.tensor_parallel.column import ColumnParallelLinear
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
-from megatron.core.transformer.attention import attention_problems
-from megatron.core.transformer.moe.layer import moe_problems
 from megatron.core.transformer.moe.router import TopKRouter
 
 
@@ -131,44 +122,6 @@ class HybridChunk(torch.nn.Module):
                 yield module
 
 
-def model_problems(
-    config: TransformerConfig, pattern: HybridPattern, topology: Topology, sequence_parallel: bool
-) -> list[Problem]:
-    """Why a model of this shape cannot be built on this layout; empty when it can. Needs no process groups."""
-    tp, problems = topology.tp, []
-    if pattern.mtp:
-        problems.append(
-            Problem("a pattern with / (multi-token prediction)", "no MTP parts: not supported yet", "cut it at the /")
-        )
-    if not config.untie_embeddings_and_output_weights:
-        problems.append(
-            Problem(
-                "tied embedding and output weights",
-                "an output layer with a weight of its own: tying is not supported yet",
-                "add --untie-embeddings-and-output-weights",
-            )
-        )
-    if MAMBA in pattern.layers:
-        problems += mamba_problems(config, tp)
-    if ATTENTION in pattern.layers:
-        problems += attention_problems(config, tp)
-    if MOE in pattern.layers:
-        problems += moe_problems(config, tp, topology.ep, topology.etp, sequence_parallel)
-    if config.ffn_hidden_size % tp:
-        problems.append(
-            Problem(f"--ffn-hidden-size {config.ffn_hidden_size}", f"a multiple of {tp}", "--ffn-hidden-size")
-        )
-    if sequence_parallel and config.seq_length % tp:
-        problems.append(
-            Problem(
-                f"--seq-length {config.seq_length} with --sequence-parallel over {tp} ranks",
-                f"a multiple of {tp}",
-                "--seq-length",
-            )
-        )
-    return problems
-
-
 def build_hybrid_chunks(
     config: TransformerConfig, context: ModelContext, vocab_size: int, spec: HybridStackSpec = hybrid_stack_spec
 ) -> list[HybridChunk]:
@@ -178,11 +131,12 @@ def build_hybrid_chunks(
     vocabulary; the padded one is part of the logical layout.
 
     Raises:
-        ConfigError: the pattern or the shape does not fit the layout; lists every problem.
+        ConfigError: the pattern cannot be parsed or cut into this many stages.
+        ValueError: the shape does not fit the layout, or asks for tied weights or multi-token prediction, which are not
+            built yet; a command line is refused for the same reasons earlier, with the flags to change.
     """
-    pattern, groups = parse_pattern(config.hybrid_layer_pattern), context.groups
-    problems = model_problems(config, pattern, groups.topology, context.sequence_parallel)
-    if problems:
-        raise ConfigError(problems)
-    segments = assign_segments(pattern, groups.pp.size)
-    return [HybridChunk(s, config, context, vocab_size, spec) for s in segments if s.pp_rank == groups.pp.rank]
+    pattern, pp = parse_pattern(config.hybrid_layer_pattern), context.groups.pp
+    if pattern.mtp or not config.untie_embeddings_and_output_weights:
+        raise ValueError("multi-token prediction and tied embedding and output weights are not built yet")
+    segments = assign_segments(pattern, pp.size)
+    return [HybridChunk(s, config, context, vocab_size, spec) for s in segments if s.pp_rank == pp.rank]

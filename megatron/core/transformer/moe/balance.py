@@ -10,6 +10,8 @@ rank's own positions is all its gradient needs. Nothing depends on other micro-b
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
@@ -22,12 +24,12 @@ class _AttachLoss(torch.autograd.Function):
     """Identity on ``x`` that also differentiates ``loss``, with weight ``scale``."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
         ctx.scale, ctx.device, ctx.dtype = scale, loss.device, loss.dtype
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=ctx.device), None
 
 

@@ -10,6 +10,7 @@ every exchange, also one that has nothing to send or receive.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -77,23 +78,23 @@ def _homeward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
 
 class _ToExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
         ctx.plan = plan
         return _outward(rows, plan)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _homeward(grad, ctx.plan), None
 
 
 class _FromExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
         ctx.plan = plan
         return _homeward(rows, plan)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _outward(grad, ctx.plan), None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
@@ -23,14 +25,14 @@ def local_expert_ids(num_experts: int, context: ModelContext) -> range:
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, rows_RX: torch.Tensor, weight_EYX: ModelParameter, counts: tuple[int, ...], context: ModelContext
+        ctx: Any, rows_RX: torch.Tensor, weight_EYX: ModelParameter, counts: tuple[int, ...], context: ModelContext
     ) -> torch.Tensor:
         ctx.save_for_backward(rows_RX)
         ctx.weight, ctx.counts, ctx.ops = weight_EYX, counts, context.ops
         return context.ops["grouped_gemm"](rows_RX, weight_EYX.detach(), counts)
 
     @staticmethod
-    def backward(ctx, dy_RY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    def backward(ctx: Any, dy_RY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         (rows_RX,) = ctx.saved_tensors
         dy_RY, add = dy_RY.contiguous(), ctx.ops["grouped_grad"]
         dx_RX = dweight_EYX = None
@@ -49,7 +51,7 @@ class _AddExpertBias(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, y_RF: torch.Tensor, bias_EF: ModelParameter, weight_R: torch.Tensor | None, counts: tuple[int, ...]
+        ctx: Any, y_RF: torch.Tensor, bias_EF: ModelParameter, weight_R: torch.Tensor | None, counts: tuple[int, ...]
     ) -> torch.Tensor:
         repeats = torch.tensor(counts, device=y_RF.device)
         bias_RF = bias_EF.detach().float().repeat_interleave(repeats, dim=0, output_size=y_RF.shape[0])
@@ -59,7 +61,7 @@ class _AddExpertBias(torch.autograd.Function):
         return (y_RF.float() + weighted_RF).to(y_RF.dtype)
 
     @staticmethod
-    def backward(ctx, dy_RF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None]:
+    def backward(ctx: Any, dy_RF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None]:
         bias_RF, weight_R = ctx.saved_tensors
         wide_RF = dy_RF.float()
         dweight_R = None if weight_R is None else (wide_RF * bias_RF).sum(dim=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from megatron.core.config.errors import Problem
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.tensor_parallel.context import ModelContext
@@ -14,59 +13,21 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExperts
 
 
-def moe_problems(config: TransformerConfig, tp: int, ep: int, etp: int, sequence_parallel: bool) -> list[Problem]:
-    """Why MoE layers of this shape cannot run on this layout; empty when they can."""
-    experts, problems = config.num_moe_experts, []
-    if not experts:
-        return [Problem("a pattern with E and no experts", "the number of experts", "--num-experts")]
-    if experts % ep:
-        problems.append(
-            Problem(
-                f"--num-experts {experts}, --expert-model-parallel-size {ep}",
-                f"experts to be a multiple of {ep}",
-                "either",
-            )
-        )
-    if not 1 <= config.moe_router_topk <= experts:
-        problems.append(
-            Problem(f"--moe-router-topk {config.moe_router_topk}", f"1 to {experts} experts", "--moe-router-topk")
-        )
-    if config.moe_ffn_hidden_size % etp:
-        problems.append(
-            Problem(
-                f"--moe-ffn-hidden-size {config.moe_ffn_hidden_size}, expert tensor parallel size {etp}",
-                f"an inner width that is a multiple of {etp}",
-                "--moe-ffn-hidden-size or --expert-tensor-parallel-size",
-            )
-        )
-    if tp > 1 and not sequence_parallel:
-        problems.append(
-            Problem(
-                f"MoE layers with --tensor-model-parallel-size {tp} without --sequence-parallel",
-                "sequence parallelism, so that each rank routes its own tokens",
-                "add --sequence-parallel",
-            )
-        )
-    if config.add_bias_linear and etp > 1:
-        problems.append(
-            Problem(
-                f"MoE layers with linear biases and an expert tensor parallel size of {etp}",
-                "an expert tensor parallel size of 1: a bias would be added by every rank",
-                "--expert-tensor-parallel-size 1 or --disable-bias-linear",
-            )
-        )
-    if config.add_bias_linear and config.moe_shared_expert_intermediate_size:
-        problems.append(
-            Problem("shared experts with linear biases", "no biases: shared experts have none", "--disable-bias-linear")
-        )
-    return problems
-
-
 class MoELayer(torch.nn.Module):
-    """Routed experts plus shared experts over a normalised input in the residual stream's form."""
+    """Routed experts plus shared experts over a normalised input in the residual stream's form.
+
+    Raises:
+        ValueError: activations are not cut along the sequence though there are several tensor-parallel ranks (each
+            would route every token), or the expert-parallel size does not divide the experts.
+    """
 
     def __init__(self, name: str, layer: int, config: TransformerConfig, context: ModelContext) -> None:
         super().__init__()
+        tp, ep = context.groups.tp, context.groups.ep
+        if tp.size > 1 and not context.sequence_parallel:
+            raise ValueError(f"{name}: experts over {tp.size} tensor-parallel ranks need sequence parallelism")
+        if config.num_moe_experts % ep.size:
+            raise ValueError(f"{name}: {config.num_moe_experts} experts over {ep.size} expert-parallel ranks")
         self.router = TopKRouter(f"{name}.router", layer, config, context)
         self.experts = GroupedMLP(f"{name}.experts", config, context)
         self.shared_experts = (

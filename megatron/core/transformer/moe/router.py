@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,13 +35,13 @@ class _TakeScores(torch.autograd.Function):
     """Scores of the chosen experts. Ids of one token differ, so the backward writes each place once."""
 
     @staticmethod
-    def forward(ctx, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(ids_Tk)
         ctx.num_experts = score_TE.shape[1]
         return score_TE.gather(1, ids_Tk)
 
     @staticmethod
-    def backward(ctx, grad_Tk: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad_Tk: torch.Tensor) -> tuple[torch.Tensor, None]:
         (ids_Tk,) = ctx.saved_tensors
         return grad_Tk.new_zeros(grad_Tk.shape[0], ctx.num_experts).scatter_(1, ids_Tk, grad_Tk), None
 
