@@ -1,0 +1,81 @@
+"""``megatron-determinism``: did two runs do the same, bit by bit?
+
+compare A B                  two fingerprint folders
+verify [--runs N] -- LAUNCH  run a command several times and compare
+kernels list | check         the ops, their variants and what each promises
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.determinism.compare import compare
+from megatron.determinism.verify import default_folder, verify
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; the words behind ``--`` are not part of it."""
+    parser = argparse.ArgumentParser(
+        prog="megatron-determinism",
+        description="Compare runs bit by bit.",
+        epilog="Exit codes: 0 same, 1 different, 2 not comparable or wrong usage, 3 damaged, missing or failed.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{compare,verify,kernels}")
+    pair = commands.add_parser("compare", allow_abbrev=False, help="compare two fingerprint folders")
+    pair.add_argument("a", type=Path, help="fingerprint folder")
+    pair.add_argument("b", type=Path, help="fingerprint folder")
+    pair.add_argument("--force", action="store_true", help="compare although fixed inputs differ")
+    pair.add_argument("--json", action="store_true", help="print one JSON object")
+    legs = commands.add_parser(
+        "verify",
+        allow_abbrev=False,
+        help="run a command several times in fresh processes and compare",
+        usage="megatron-determinism verify [--runs N] [--dir DIR] [--json] -- LAUNCH ...",
+    )
+    legs.add_argument("--runs", type=int, default=2, help="number of legs (default: 2)")
+    legs.add_argument("--dir", type=Path, help="folder for the legs (default: runs/verify_TIME)")
+    legs.add_argument("--json", action="store_true", help="print one JSON object")
+    legs.add_argument("--resume-at", help="refused: legs that resume need checkpoints, which are not built yet")
+    kernels = commands.add_parser("kernels", allow_abbrev=False, help="list or check the ops and their variants")
+    kernels.add_argument("action", choices=("list", "check"))
+    kernels.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command and return its exit code; wrong usage ends the process with 2."""
+    words = list(argv)
+    split = words.index("--") if "--" in words else len(words)
+    own, launch = words[:split], words[split + 1 :]
+    parser = build_parser()
+    options = parser.parse_args(own)
+    if options.command != "verify" and split < len(words):
+        parser.error(f"{options.command} takes no command after --")
+    if options.command == "compare":
+        return compare(options.a, options.b, force=options.force).print(sys.stdout, as_json=options.json)
+    if options.command == "kernels":
+        # A process of its own: the ops need torch, which takes seconds to load.
+        return subprocess.run([sys.executable, "-m", "megatron.determinism.kernels", *own[1:]], check=False).returncode
+    if options.resume_at is not None:
+        parser.error("--resume-at: not built yet, checkpoints are neither written nor read")
+    if not launch:
+        parser.error("verify needs the command to run, after --")
+    if options.runs < 2:
+        parser.error(f"--runs {options.runs}: at least 2, to compare one with another")
+    folder = options.dir if options.dir is not None else default_folder(datetime.datetime.now())
+    return verify(launch, folder, runs=options.runs).print(sys.stdout, as_json=options.json)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Compare two fingerprint folders, iteration by iteration and bit by bit. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import DamagedInputError
+from megatron.determinism.report import Exit, Outcome
+from megatron.training.observe.fingerprint import COUNTS, FINGERPRINT_FILE, Line, differing_fields, read_lines
+from megatron.training.observe.run_manifest import differences, read_manifest
+
+
+def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
+    """Whether two runs had the same bits on every iteration that both folders have.
+
+    With ``force`` runs whose fixed inputs differ are compared all the same.
+    """
+    try:
+        inputs = differences(read_manifest(left)["trajectory"], read_manifest(right)["trajectory"])
+        if inputs and not force:
+            return _not_comparable(inputs, {left: "A", right: "B"})
+        lines = read_lines(left / FINGERPRINT_FILE), read_lines(right / FINGERPRINT_FILE)
+    except DamagedInputError as error:
+        return Outcome(exit=Exit.DAMAGED, verdict=f"damaged or missing: {error}")
+    common = sorted(lines[0].keys() & lines[1].keys())
+    if not common:
+        spans = " and ".join(f"{name}: {_span(of)}" for name, of in zip("AB", lines, strict=True))
+        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"not comparable: no iteration in common ({spans})")
+    facts: dict[str, Any] = {
+        "a": str(left),
+        "b": str(right),
+        "common_iterations": len(common),
+        "first_iteration": common[0],
+        "last_iteration": common[-1],
+        "differing_inputs": _inputs_as_json(inputs),
+    }
+    notes = [f"compared although {len(inputs)} fixed inputs differ (--force)"] if inputs else []
+    for iteration in common:
+        fields = differing_fields(lines[0][iteration], lines[1][iteration])
+        if fields:
+            return _different(iteration, fields, facts, notes)
+    return _identical(lines[0], lines[1], common, facts, notes)
+
+
+def _span(lines: Mapping[int, Line]) -> str:
+    return f"iterations {min(lines)} to {max(lines)}" if lines else "none"
+
+
+def _inputs_as_json(inputs: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+    return [{"field": path, "a": a, "b": b} for path, a, b in inputs]
+
+
+def _not_comparable(inputs: list[tuple[str, Any, Any]], names: Mapping[Path, str]) -> Outcome:
+    places = ", ".join(f"{name} = {path}" for path, name in names.items())
+    count = len(inputs)
+    return Outcome(
+        exit=Exit.NOT_COMPARABLE,
+        verdict=f"not comparable: {count} fixed input{'s' * (count != 1)} differ{'s' * (count == 1)} ({places})",
+        details=tuple(f"  {path}: {a!r} in A, {b!r} in B" for path, a, b in inputs),
+        facts={"differing_inputs": _inputs_as_json(inputs)},
+    )
+
+
+def _different(
+    iteration: int, fields: Mapping[str, tuple[Any, Any]], facts: Mapping[str, Any], notes: list[str]
+) -> Outcome:
+    return Outcome(
+        exit=Exit.DIFFERENT,
+        verdict=f"different: first at iteration {iteration}, in {', '.join(fields)}",
+        details=(
+            *notes,
+            *(f"  {name}: {_readable(a)} in A, {_readable(b)} in B" for name, (a, b) in fields.items()),
+        ),
+        facts={
+            **facts,
+            "first_difference": {
+                "iteration": iteration,
+                "fields": {name: {"a": a, "b": b} for name, (a, b) in fields.items()},
+            },
+        },
+    )
+
+
+def _readable(value: int | str) -> str:
+    """A value as it is stored, and as a decimal number where it is a hex float."""
+    if isinstance(value, str) and (value.startswith(("0x", "-0x")) or value in ("nan", "inf", "-inf")):
+        return f"{value} ({float.fromhex(value)!r})"
+    return str(value)
+
+
+def _identical(
+    left: Mapping[int, Line], right: Mapping[int, Line], common: list[int], facts: Mapping[str, Any], notes: list[str]
+) -> Outcome:
+    compared = [
+        key
+        for key in left[common[0]]
+        if any(left[i].get(key) is not None and right[i].get(key) is not None for i in common)
+    ]
+    details = [*notes, f"  compared: {', '.join(key for key in compared if key not in COUNTS)}"]
+    for name, lines in (("A", left), ("B", right)):
+        alone = len(lines) - len(common)
+        if alone:
+            details.append(f"  {name} has {alone} more iteration{'s' * (alone != 1)} ({_span(lines)} in all)")
+    count = len(common)
+    span = f"iterations {common[0]} to {common[-1]}" if count > 1 else f"iteration {common[0]}"
+    return Outcome(
+        exit=Exit.SAME,
+        verdict=f"identical on all {count} common iteration{'s' * (count != 1)} ({span})",
+        details=tuple(details),
+        facts={**facts, "compared_fields": compared, "first_difference": None},
+    )

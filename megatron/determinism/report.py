@@ -1,0 +1,44 @@
+"""How a command of ``megatron-determinism`` ends: an exit code, text for people or one JSON object."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of every command."""
+
+    SAME = 0
+    DIFFERENT = 1
+    NOT_COMPARABLE = 2
+    DAMAGED = 3
+
+
+_COLOURS = {Exit.SAME: 32, Exit.DIFFERENT: 31, Exit.NOT_COMPARABLE: 33, Exit.DAMAGED: 35}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a command found.
+
+    ``verdict`` is one line, ``details`` follow it; ``facts`` are the same for programs.
+    """
+
+    exit: Exit
+    verdict: str
+    details: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def print(self, out: TextIO, *, as_json: bool) -> int:
+        """Print to ``out`` (coloured on a terminal) and return the exit code."""
+        if as_json:
+            body = {"verdict": self.exit.name.lower(), "exit_code": int(self.exit), "message": self.verdict}
+            print(json.dumps({**body, **self.facts}), file=out)
+            return int(self.exit)
+        verdict = f"\033[1;{_COLOURS[self.exit]}m{self.verdict}\033[0m" if out.isatty() else self.verdict
+        print("\n".join([verdict, *self.details]), file=out)
+        return int(self.exit)

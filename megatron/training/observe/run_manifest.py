@@ -1,0 +1,167 @@
+"""``manifest.json`` of a fingerprint folder: what comparable runs agree on, and the launches with what may differ.
+
+The *trajectory* part holds everything the bits of a run are a function of: recipe, seed, data, logical layout, software
+versions, device model, ops, environment. A *launch* says where and how it ran. Torch is not needed here; what torch
+knows comes from ``software.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import DamagedInputError, Problem
+from megatron.core.process_groups.topology import LogicalLayout, Topology
+from megatron.training.config.run import RunConfig
+from megatron.training.observe.fingerprint import RANK_FILES
+
+MANIFEST_FILE = "manifest.json"
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Circumstances:
+    """What a trajectory depends on besides its settings.
+
+    Attributes:
+        data_digest: of the data the run reads, by content.
+        versions: of the software, see ``software.versions``.
+        device: see ``software.device_model``.
+        ops: ``OpTable.manifest()``: variant, guarantee and source hash of each op.
+        environment: variables that can change bits, see ``setup/pinned_environment.py``.
+    """
+
+    data_digest: str
+    versions: Mapping[str, str]
+    device: Mapping[str, str | int]
+    ops: Mapping[str, Mapping[str, str]]
+    environment: Mapping[str, str]
+
+
+def trajectory_part(config: RunConfig, layout: LogicalLayout, circumstances: Circumstances) -> Json:
+    """What two runs must agree on to be compared. ``config`` is resolved, its vocabulary too.
+
+    The pipes of the pattern say where stages begin, which changes no bit: they are left out.
+    """
+    recipe = config.with_effect("trajectory")
+    pattern = config.model.hybrid_layer_pattern
+    if pattern is not None:
+        recipe["model"]["hybrid_layer_pattern"] = pattern.replace("|", "")
+    seed = recipe["training"].pop("seed")
+    return _as_json(
+        {
+            "recipe": recipe,
+            "seed": seed,
+            "data_digest": circumstances.data_digest,
+            "logical_layout": dataclasses.asdict(layout),
+            "versions": circumstances.versions,
+            "device": circumstances.device,
+            "ops": circumstances.ops,
+            "environment": circumstances.environment,
+        }
+    )
+
+
+def launch_part(
+    config: RunConfig, topology: Topology, *, start_iteration: int, hosts: Sequence[str], backend: str, **further: Any
+) -> Json:
+    """One launch: physical layout, ranks, hosts, and every setting that changes no bit.
+
+    ``further`` holds what else is worth knowing: promise, NCCL's variables, torch's switches, source digest.
+    """
+    return _as_json(
+        {
+            "start_iteration": start_iteration,
+            "world_size": topology.world,
+            "physical_layout": {**dataclasses.asdict(topology), "edp": topology.edp},
+            "hybrid_layer_pattern": config.model.hybrid_layer_pattern,
+            "hosts": hosts,
+            "distributed_backend": backend,
+            "layout": config.with_effect("layout"),
+            "operational": config.with_effect("operational"),
+            **further,
+        }
+    )
+
+
+def _as_json(value: Any) -> Any:
+    """The value as it will be read back: tuples as lists, keys as text."""
+    return json.loads(json.dumps(value))
+
+
+def differences(left: Any, right: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Leaves that differ between two JSON values, as (dotted path, left, right); ``None`` for one that is missing."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        found = []
+        for key in dict.fromkeys([*left, *right]):
+            found += differences(left.get(key), right.get(key), f"{path}.{key}" if path else key)
+        return found
+    # 1 and 1.0 are one setting written twice; True and 1 are not.
+    same = left == right and isinstance(left, bool) == isinstance(right, bool)
+    return [] if same else [(path, left, right)]
+
+
+def read_manifest(folder: Path) -> Json:
+    """The manifest of a fingerprint folder.
+
+    Raises:
+        DamagedInputError: it is missing or damaged; names the file.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise DamagedInputError(f"{path}: no such file; {folder} is not a fingerprint folder")
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedInputError(f"{path} is damaged ({error})") from error
+    parts = (manifest.get("trajectory"), manifest.get("launches")) if isinstance(manifest, dict) else (None, None)
+    if not isinstance(parts[0], dict) or not isinstance(parts[1], list):
+        raise DamagedInputError(f"{path} has no trajectory and no launches")
+    return manifest
+
+
+def folder_problems(folder: Path, trajectory: Json) -> list[Problem]:
+    """Why a run with this trajectory cannot write into the folder; every rank asks for itself before the first writes.
+
+    Raises:
+        DamagedInputError: the folder holds a damaged manifest.
+    """
+    if not (folder / MANIFEST_FILE).exists():
+        return []
+    change = "another --fingerprint-dir, or the settings of the run that is there"
+    return [
+        Problem(f"{path} {now}", f"{then}, as in the run whose fingerprint is in {folder}", change)
+        for path, then, now in differences(read_manifest(folder)["trajectory"], trajectory)
+    ]
+
+
+def prepare_folder(folder: Path, trajectory: Json, launch: Json) -> None:
+    """Write the manifest with this launch added; on the first rank only, before any rank opens its files.
+
+    Where the physical layout is not that of the launch before, the ranks' own files describe other pieces of the state:
+    they move to ``launch_N/``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    launches = read_manifest(folder)["launches"] if (folder / MANIFEST_FILE).exists() else []
+    if launches and launches[-1].get("physical_layout") != launch["physical_layout"]:
+        kept = folder / f"launch_{len(launches) - 1}"
+        kept.mkdir(exist_ok=True)
+        for path in sorted(folder.glob(RANK_FILES)):
+            path.rename(kept / path.name)
+    write_json(folder / MANIFEST_FILE, {"trajectory": trajectory, "launches": [*launches, launch]})
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Write a file that is complete or not there: to a temporary name, synced, then renamed."""
+    unfinished = path.with_name(path.name + ".part")
+    with unfinished.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
