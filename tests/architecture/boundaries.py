@@ -30,6 +30,7 @@ DYNAMIC_IMPORTS = {
     "megatron/core/ops/": "finds the variants of each op, and the optional packages behind them",
     "megatron/core/models/hybrid/": "--spec names a module of the user's",
     "megatron/training/": "--spec names a module of the user's",
+    "tools/docs/declared_ops.py": "loads the catalog once missing packages are stood in for",
 }
 
 
@@ -222,8 +223,8 @@ BOUNDARIES = (
             "megatron/core/ops/registry.py": "chooses the variants of a run, once",
             "megatron/core/process_groups/create.py": "chooses the collectives of a run, once",
             "megatron/training/config/": "resolves and checks the configuration",
+            "megatron/training/setup/pinned_environment.py": "says which variables the mode pins",
             "megatron/training/setup/determinism.py": "sets torch's switches, once",
-            "megatron/training/setup/pinned_environment.py": "checks and sets environment variables, once",
         },
         planted="def f(config):\n    return config.deterministic_mode\n",
     ),

@@ -60,6 +60,19 @@ def _positional(source: Source) -> Iterator[Hit]:
             )
 
 
+def _annotations(source: Source) -> Iterator[Hit]:
+    for function, owner in _functions(source.tree):
+        if _called_by_position_only(function, owner):
+            continue
+        arguments = function.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        bare = [a.arg for a in every if a is not None and a.annotation is None and a.arg not in ("self", "cls")]
+        if bare:
+            yield function.lineno, f"{function.name}: no type for {', '.join(bare)}"
+        if function.returns is None:
+            yield function.lineno, f"{function.name}: no type for what it returns"
+
+
 def _file_name(source: Source) -> Iterator[Hit]:
     if source.name in ("utils", "util", "common", "helpers", "helper", "misc"):
         yield 1, f"{source.name}.py says nothing: name the file after what it is responsible for"
@@ -103,6 +116,11 @@ LIMITS = (
         check=_positional,
         where=EVERYWHERE,
         planted="class A:\n    def f(self, a, b, c, d, e, f, g): ...\n",
+    ),
+    Rule(
+        name="annotations",
+        check=_annotations,
+        planted="def f(a: int, b) -> int: ...\n",
     ),
     Rule(
         name="file-name",

@@ -1,15 +1,20 @@
-"""Every kernel belongs to a registered variant, so that the catalog, the conformance tests and the hashes see it."""
+"""Every kernel belongs to a declared variant, so that the catalog, the conformance tests and the hashes see it.
+
+The variants are read from the golden manifest: it holds those of packages that are not installed here as well, and
+test_golden_lists.py keeps it fresh.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable, Mapping
 
-from megatron.core.ops.catalog import ALL_OPS
-from megatron.core.ops.registry import Op
+import pytest
+
 from tests.architecture.boundaries import KERNEL_PACKAGES
 from tests.architecture.limits import is_kernel
-from tests.architecture.sources import Source, files_with, parse
+from tests.architecture.sources import ROOT, Source, files_with, parse
 
 
 def imported_modules(source: Source) -> set[str]:
@@ -31,10 +36,20 @@ def has_kernel(source: Source) -> bool:
     return compiled or bool(outside)
 
 
-def variant_modules(ops: Iterable[Op], files: Mapping[str, Source]) -> set[str]:
-    """Modules that implement a registered variant: its own, those it names as sources, and what these import."""
-    todo = [m for op in ops for v in op.variants for m in (v.fn.__module__, *v.sources)]
-    seen: set[str] = set()
+def declared_sources() -> dict[str, dict[str, list[str]]]:
+    """By op and variant: the modules whose text is hashed for it."""
+    manifest = json.loads((ROOT / "tests/golden/op_manifest.json").read_text("utf-8"))
+    return {op: {v["name"]: v["sources"] for v in variants} for op, variants in manifest.items()}
+
+
+def op_files(sources: Iterable[Source]) -> dict[str, Source]:
+    """The files of ``megatron/core/ops`` by module."""
+    return {source.module: source for source in sources if source.path.startswith("megatron/core/ops/")}
+
+
+def used_modules(hashed: Iterable[str], files: Mapping[str, Source]) -> set[str]:
+    """Modules of ops that the given ones import, directly or not, and themselves."""
+    todo, seen = list(hashed), set()
     while todo:
         module = todo.pop()
         if module not in seen and module in files:
@@ -43,41 +58,47 @@ def variant_modules(ops: Iterable[Op], files: Mapping[str, Source]) -> set[str]:
     return seen
 
 
-def unregistered_kernels(ops: Iterable[Op], sources: Iterable[Source]) -> list[str]:
+def unregistered_kernels(hashed: Iterable[str], sources: Iterable[Source]) -> list[str]:
     """Paths of kernel files that no variant leads to."""
-    files = {source.module: source for source in sources if source.path.startswith("megatron/core/ops/")}
-    known = variant_modules(ops, files)
+    files = op_files(sources)
+    known = used_modules(hashed, files)
     return [source.path for module, source in files.items() if has_kernel(source) and module not in known]
 
 
-def unhashed_kernels(ops: Iterable[Op], sources: Iterable[Source]) -> list[str]:
-    """Paths of kernel files that a variant uses but whose text its hash leaves out."""
-    files = {source.module: source for source in sources if source.path.startswith("megatron/core/ops/")}
-    ops = list(ops)
-    hashed = {m for op in ops for v in op.variants for m in (v.fn.__module__, *v.sources)}
-    used = variant_modules(ops, files) - hashed
-    return [files[module].path for module in sorted(used) if has_kernel(files[module])]
+def unhashed_kernels(variants: Mapping[str, list[str]], sources: Iterable[Source]) -> list[str]:
+    """``variant: path`` of kernel files that a variant uses but whose text its hash leaves out."""
+    files = op_files(sources)
+    return [
+        f"{name}: {files[module].path}"
+        for name, hashed in variants.items()
+        for module in sorted(used_modules(hashed, files) - set(hashed))
+        if has_kernel(files[module])
+    ]
 
 
 def test_every_kernel_belongs_to_a_variant() -> None:
-    assert not unregistered_kernels(ALL_OPS, files_with(".py"))
+    hashed = [m for variants in declared_sources().values() for sources in variants.values() for m in sources]
+    missing = unregistered_kernels(hashed, files_with(".py"))
+    assert not missing, missing
 
 
-def test_every_kernel_is_in_the_hash_of_its_variant() -> None:
-    assert not unhashed_kernels(ALL_OPS, files_with(".py"))
+@pytest.mark.parametrize("op", sorted(declared_sources()))
+def test_every_kernel_is_in_the_hash_of_its_variant(op: str) -> None:
+    missing = unhashed_kernels(declared_sources()[op], files_with(".py"))
+    assert not missing, missing
 
 
 def test_every_op_folder_is_in_the_catalog() -> None:
     folders = {s.path.split("/")[3] for s in files_with("spec.py") if s.path.startswith("megatron/core/ops/")}
-    assert folders == {op.spec.name for op in ALL_OPS}
+    assert folders == set(declared_sources())
 
 
-def test_every_op_has_a_specification_and_a_reference_as_its_last_variant() -> None:
-    paths = {source.path for source in files_with(".py")}
-    for op in ALL_OPS:
-        assert op.variants[-1].name == "reference"
-        folder = op.variants[-1].fn.__module__.rpartition(".")[0].replace(".", "/")
-        assert {f"{folder}/spec.py", f"{folder}/reference.py"} <= paths
+@pytest.mark.parametrize("op", sorted(declared_sources()))
+def test_every_op_has_a_specification_and_a_reference_as_its_last_variant(op: str) -> None:
+    name, sources = list(declared_sources()[op].items())[-1]
+    assert name == "reference"
+    assert sources[0] == f"megatron.core.ops.{op}.reference"
+    assert (ROOT / "megatron/core/ops" / op / "spec.py").exists()
 
 
 def test_planted_kernels_are_seen() -> None:
@@ -86,14 +107,16 @@ def test_planted_kernels_are_seen() -> None:
         parse("megatron/core/ops/planted/fast.py", "from mamba_ssm.ops import triton\n"),
         parse("megatron/core/ops/planted/reference.py", "import torch\n"),
     ]
-    assert unregistered_kernels(ALL_OPS, planted) == [planted[0].path, planted[1].path]
+    hashed = [planted[2].module]
+    assert unregistered_kernels(hashed, planted) == [planted[0].path, planted[1].path]
 
 
 def test_kernel_left_out_of_the_hash_is_seen() -> None:
-    module = ALL_OPS[0].variants[-1].fn.__module__
     planted = [
-        parse(module.replace(".", "/") + ".py", "from megatron.core.ops.planted import kernels\n"),
+        parse("megatron/core/ops/planted/deterministic.py", "from megatron.core.ops.planted import kernels\n"),
         parse("megatron/core/ops/planted/kernels.py", "@triton.jit\ndef k(x): ...\n"),
     ]
-    assert unregistered_kernels(ALL_OPS, planted) == []
-    assert unhashed_kernels(ALL_OPS, planted) == ["megatron/core/ops/planted/kernels.py"]
+    variant, kernels = (source.module for source in planted)
+    assert unregistered_kernels([variant], planted) == []
+    assert unhashed_kernels({"v": [variant]}, planted) == ["v: megatron/core/ops/planted/kernels.py"]
+    assert unhashed_kernels({"v": [variant, kernels]}, planted) == []

@@ -82,7 +82,7 @@ def test_unformatted_code_is_seen(tmp_path: Path) -> None:
     ("planted", "code"),
     [
         ("def f(x: int) -> str:\n    return x\n", "return-value"),
-        ("def f(x):\n    return x\n", "no-untyped-def"),
+        ("def f(x: str) -> str:\n    return x.nowhere\n", "attr-defined"),
     ],
 )
 def test_mypy_sees_the_planted_fault(tmp_path: Path, planted: str, code: str) -> None:

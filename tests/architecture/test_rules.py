@@ -29,6 +29,7 @@ def test_rule_sees_the_planted_breach(rule: Rule) -> None:
         ("broad-except", "megatron/a.py", "try:\n    f()\nexcept BaseException:\n    undo()\n    raise\n"),
         ("positional-parameters", "megatron/a.py", "def f(a, b, c, *, d, e, g, h): ...\n"),
         ("positional-parameters", "megatron/a.py", "@triton.jit\ndef k(a, b, c, d, e, f, g): ...\n"),
+        ("annotations", "megatron/a.py", "class F(Function):\n    @staticmethod\n    def forward(ctx, x): ...\n"),
         ("late-import", "tools/progress.py", "def f():\n    import rich.progress\n"),
         ("timed-or-atomic", "megatron/core/ops/x/fast.py", "import triton\n\nf = triton.autotune\n"),
     ],

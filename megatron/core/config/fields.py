@@ -94,10 +94,12 @@ def field_texts(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        body = definition.body if isinstance(definition, ast.ClassDef) else []
         for node, after in zip(body, body[1:], strict=False):
             if (
                 isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
                 and isinstance(after, ast.Expr)
                 and isinstance(after.value, ast.Constant)
             ):
