@@ -1,0 +1,124 @@
+"""The global norm that no layout changes, its clip factor, and the stop on a gradient that is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from megatron.core.config.errors import TrainingStoppedError
+from megatron.core.contracts.flat_buffer import FlatBuffer
+from megatron.core.contracts.param_spec import ParamSpec
+from megatron.core.ops.norm_blocks.limbs import SIZE, norm_from_limbs
+from megatron.core.process_groups.collectives import gather_objects, sum_integers
+from megatron.core.process_groups.groups import ProcessGroups
+
+_NAMES_SHOWN = 3
+_RANKS_SHOWN = 8
+
+
+def counts_here(spec: ParamSpec, groups: ProcessGroups) -> bool:
+    """Whether this rank counts its piece of the parameter in sums over the world.
+
+    Data-parallel ranks own disjoint pieces. Of copies on tensor-parallel ranks the first counts, of a parameter held
+    by both pipeline ends the first stage.
+    """
+    copies = groups.etp if spec.expert else groups.tp
+    if spec.tp_replicated and not copies.is_first:
+        return False
+    if len(spec.stages) == 2:
+        return groups.embedding is not None and groups.embedding.is_first
+    return True
+
+
+def clip_factor(norm: float, clip_grad: float) -> float:
+    """min(1, clip_grad / (norm + 1e-6)) in fp64, Megatron's formula; 1 where clipping is off (0). It is rounded to
+    fp32 once, where it meets the gradient."""
+    return min(1.0, clip_grad / (norm + 1e-6)) if clip_grad > 0.0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What the gradient (or the parameters) are worth over the whole world; equal on all ranks.
+
+    ``finite`` also covers what is not counted in the norm: every copy's gradient before the reduction.
+    """
+
+    norm: float
+    num_zeros: int | None
+    finite: bool
+
+
+def measure(
+    counted: Iterable[torch.Tensor],
+    norm_blocks: Callable[..., object],
+    groups: ProcessGroups,
+    *,
+    zeros_of: Iterable[torch.Tensor] | None = None,
+    extremes: Sequence[torch.Tensor] = (),
+) -> Measured:
+    """Norm of everything ``counted`` on all ranks, number of zeros in ``zeros_of``, and whether all is finite.
+
+    Exact integers are summed, so the norm is the same on every rank and layout; its only rounding is the last one.
+    """
+    totals = torch.zeros(SIZE + 2, dtype=torch.int64, device=groups.device)
+    for flat in counted:
+        totals[:SIZE] += norm_blocks(flat)
+    for flat in zeros_of or ():
+        totals[SIZE] += (flat == 0).sum()
+    for ends in extremes:
+        totals[SIZE + 1] += (~torch.isfinite(ends)).sum()
+    *limbs, zeros, not_finite = sum_integers(groups.world, totals).tolist()
+    norm = norm_from_limbs(limbs)
+    return Measured(
+        norm=norm,
+        num_zeros=None if zeros_of is None else zeros,
+        finite=math.isfinite(norm) and not_finite == 0,
+    )
+
+
+def _not_finite_names(buffer: FlatBuffer) -> tuple[list[str], list[str]]:
+    """Parameters whose gradient is not finite: in what this rank summed by itself, and in what it owns now."""
+    mine: list[str] = []
+    for span, ends in zip(buffer.whole, buffer.local_extremes, strict=True):
+        if not torch.isfinite(ends).all():
+            names = [p.spec.name for p in span.pieces if not torch.isfinite(buffer.grad[p.offset : p.stop]).all()]
+            mine += names or [p.spec.name for p in span.pieces]
+    owned = [
+        piece.spec.name
+        for span in buffer.owned
+        for piece in span.pieces
+        if not torch.isfinite(buffer.grad[piece.offset : piece.stop]).all()
+    ]
+    return mine, owned
+
+
+def _shortened(items: Sequence[str], shown: int) -> str:
+    distinct = list(dict.fromkeys(items))
+    more = f" and {len(distinct) - shown} more" if len(distinct) > shown else ""
+    return ", ".join(distinct[:shown]) + more
+
+
+def stop_not_finite(buffers: Sequence[FlatBuffer], groups: ProcessGroups, iteration: int) -> None:
+    """Find out together where the gradient went wrong, and raise the same error on every rank.
+
+    Call it on all ranks, with the buffers as the reduction left them. A rank whose own sum was finite is not named
+    unless the sum over ranks is what overflowed.
+
+    Raises:
+        TrainingStoppedError: always; names iteration, ranks and parameters.
+    """
+    found = [_not_finite_names(buffer) for buffer in buffers]
+    here = ([name for mine, _ in found for name in mine], [name for _, owned in found for name in owned])
+    seen = cast(list[tuple[list[str], list[str]]], gather_objects(groups.world, here))
+    origins = [(rank, mine) for rank, (mine, _) in enumerate(seen) if mine]
+    what = "" if origins else "finite on every rank, but the sum over ranks overflows: "
+    where = origins or [(rank, owned) for rank, (_, owned) in enumerate(seen) if owned]
+    ranks = [f"rank {rank} ({_shortened(names, _NAMES_SHOWN)})" for rank, names in where]
+    raise TrainingStoppedError(
+        f"iteration {iteration}: the gradient is not finite; {what}{_shortened(ranks, _RANKS_SHOWN)}. "
+        "Weights and optimizer state are those of the iteration before."
+    )

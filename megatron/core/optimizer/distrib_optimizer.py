@@ -1,0 +1,179 @@
+"""Optimizer: AdamW on fp32 masters, whole on every rank or cut over the data-parallel ranks; the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from megatron.core.config.optimizer import OptimizerConfig
+from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
+from megatron.core.digest.bits import layout_free_digest
+from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.registry import OpTable
+from megatron.core.optimizer.clip_grads import clip_factor, counts_here, measure, stop_not_finite
+from megatron.core.optimizer.shard_plan import plan_runs
+from megatron.core.optimizer.sharded_state import ShardedState
+from megatron.core.process_groups.collectives import sum_integers
+from megatron.core.process_groups.groups import ProcessGroups
+
+DIGESTS = ("params", "main_params", "exp_avg", "exp_avg_sq")
+"""What ``state_digests`` covers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What a step was worth; equal on all ranks.
+
+    ``grad_norm`` is the global norm before clipping, ``num_zeros`` the number of exactly zero gradient elements where
+    it was asked for.
+    """
+
+    grad_norm: float
+    clip_factor: float
+    num_zeros: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatePiece:
+    """Consecutive elements ``start ...`` of one logical shard of one state tensor, as a view that can be filled.
+
+    ``kind`` is ``main_params``, ``exp_avg`` or ``exp_avg_sq``; ``name`` the parameter's global name.
+    """
+
+    kind: str
+    name: str
+    shard: int
+    start: int
+    values: torch.Tensor
+
+
+class Optimizer:
+    """Masters and moments of this rank's buffers.
+
+    ``step_count`` is the number of steps taken, exact; a step that was not taken does not count.
+
+    Raises:
+        ValueError: the working weights are not the initial values of ``seed``.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[FlatBuffer],
+        config: OptimizerConfig,
+        *,
+        groups: ProcessGroups,
+        ops: OpTable,
+        seed: int,
+    ) -> None:
+        self.buffers, self.config, self.groups = tuple(buffers), config, groups
+        self.states = tuple(ShardedState(b, config.use_distributed_optimizer, seed) for b in self.buffers)
+        self.step_count = 0
+        self._adam_step, self._norm_blocks = ops["adam_step"], ops["norm_blocks"]
+        self._counted_runs = tuple(
+            (state, [r for span in state.buffer.owned for r in plan_runs(span, self._counts) if r.fact])
+            for state in self.states
+        )
+
+    def _counts(self, piece: Piece) -> bool:
+        return counts_here(piece.spec, self.groups)
+
+    def _counted_pieces(self) -> Iterator[tuple[ShardedState, Piece]]:
+        """Every logical element of the model once over all ranks."""
+        for state in self.states:
+            for span in state.buffer.owned:
+                yield from ((state, piece) for piece in span.pieces if self._counts(piece))
+
+    def step(self, *, lr: float, weight_decay: float, iteration: int, count_zeros: bool = False) -> StepOutcome:
+        """Clip by the global norm, one AdamW step, new working weights.
+
+        Call it on all ranks once the owned spans hold the final gradient.
+
+        Raises:
+            TrainingStoppedError: the gradient is not finite somewhere; on all ranks together, before anything changed.
+        """
+        zeros_of = (state.buffer.grad[p.offset : p.stop] for state, p in self._counted_pieces())
+        measured = measure(
+            (state.buffer.grad[run.start : run.stop] for state, runs in self._counted_runs for run in runs),
+            self._norm_blocks,
+            self.groups,
+            zeros_of=zeros_of if count_zeros else None,
+            extremes=[ends for buffer in self.buffers for ends in buffer.local_extremes],
+        )
+        if not measured.finite:
+            stop_not_finite(self.buffers, self.groups, iteration)
+        factor = clip_factor(measured.norm, self.config.clip_grad)
+        self.step_count += 1
+        scalars = {decays: self._scalars(lr, weight_decay if decays else 0.0, factor) for decays in (True, False)}
+        for state in self.states:
+            if not state.distributed:
+                state.buffer.gather_grads()
+            for run in state.runs:
+                param, exp_avg, exp_avg_sq = (state.view(t, run.start, run.stop) for t in state.tensors().values())
+                grad = state.buffer.grad[run.start : run.stop]
+                self._adam_step(param, grad, exp_avg, exp_avg_sq, scalars[bool(run.fact)])
+            state.write_working_weights()
+        return StepOutcome(grad_norm=measured.norm, clip_factor=factor, num_zeros=measured.num_zeros)
+
+    def _scalars(self, lr: float, weight_decay: float, factor: float) -> AdamScalars:
+        return AdamScalars(
+            lr=lr,
+            beta1=self.config.adam_beta1,
+            beta2=self.config.adam_beta2,
+            eps=self.config.adam_eps,
+            weight_decay=weight_decay,
+            step=self.step_count,
+            clip_factor=factor,
+        )
+
+    def write_working_weights(self) -> None:
+        """Derive all working weights from the masters; for whoever has filled the masters."""
+        for state in self.states:
+            state.write_working_weights()
+
+    def params_norm(self) -> float:
+        """Global norm of the masters, each logical element once; equal on all ranks and layouts."""
+        flats = (
+            state.view(state.main_params, run.start, run.stop) for state, runs in self._counted_runs for run in runs
+        )
+        return measure(flats, self._norm_blocks, self.groups).norm
+
+    def state_pieces(self) -> Iterator[StatePiece]:
+        """Masters and moments held here, by logical shard; without padding."""
+        for state in self.states:
+            for kind, flat in state.tensors().items():
+                for piece in state.held():
+                    values = state.view(flat, piece.offset, piece.stop)
+                    yield StatePiece(
+                        kind=kind, name=piece.spec.name, shard=piece.shard, start=piece.start, values=values
+                    )
+
+    def state_digests(self) -> dict[str, torch.Tensor]:
+        """Layout-free digest (int64 ``[2]``) of working weights, masters and moments, each logical element once over
+        the world; equal on all ranks and layouts."""
+        mine = _digests(self._counted_pieces(), self.groups.device)
+        return dict(zip(DIGESTS, sum_integers(self.groups.world, torch.stack([mine[k] for k in DIGESTS])), strict=True))
+
+    def local_digests(self) -> dict[str, torch.Tensor]:
+        """The same of everything this rank holds, copies included and not summed over ranks: ranks that should hold
+        copies of one another have equal ones."""
+        held = ((state, piece) for state in self.states for piece in state.held())
+        whole = ((state, piece) for state in self.states for span in state.buffer.whole for piece in span.pieces)
+        device = self.groups.device
+        return {**_digests(held, device), "params": _digests(whole, device, ("params",))["params"]}
+
+
+def _digests(
+    pieces: Iterator[tuple[ShardedState, Piece]], device: torch.device, kinds: Sequence[str] = DIGESTS
+) -> dict[str, torch.Tensor]:
+    totals = {kind: torch.zeros(2, dtype=torch.int64, device=device) for kind in kinds}
+    for state, piece in pieces:
+        tensors = state.tensors()
+        for kind, total in totals.items():
+            if kind == "params":
+                values = state.buffer.weights[piece.offset : piece.stop]
+            else:
+                values = state.view(tensors[kind], piece.offset, piece.stop)
+            total += layout_free_digest(values, piece.spec.name, piece.shard, piece.start)
+    return totals

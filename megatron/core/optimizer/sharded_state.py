@@ -1,0 +1,74 @@
+"""ShardedState: fp32 masters and moments of one flat buffer, as far as this rank holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
+from megatron.core.contracts.param_spec import ParamSpec
+from megatron.core.digest.bits import same_bits
+from megatron.core.optimizer.shard_plan import Run, StateOffsets, plan_runs
+from megatron.core.rng.initial_values import draw_parameter
+
+
+class ShardedState:
+    """Flat fp32 ``main_params``, ``exp_avg`` and ``exp_avg_sq``.
+
+    ``distributed`` holds the owned spans of the buffer only, otherwise all of it. Masters are drawn again from the
+    seed, so they are the exact fp32 values whose cast the working weights are.
+
+    Raises:
+        ValueError: a working weight is not the cast of its draw (another seed, or weights changed since).
+    """
+
+    def __init__(self, buffer: FlatBuffer, distributed: bool, seed: int) -> None:
+        self.buffer, self.distributed = buffer, distributed
+        self.spans = buffer.owned if distributed else buffer.whole
+        self._offsets = StateOffsets(self.spans)
+        device = buffer.weights.device
+        self.main_params, self.exp_avg, self.exp_avg_sq = (
+            torch.zeros(self._offsets.numel, dtype=torch.float32, device=device) for _ in range(3)
+        )
+        self.runs: tuple[Run, ...] = tuple(
+            run for span in self.spans for run in plan_runs(span, lambda piece: piece.spec.weight_decay)
+        )
+        self._draw_masters(seed)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The three flat tensors by name."""
+        return {"main_params": self.main_params, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+
+    def held(self) -> Iterator[Piece]:
+        """Every piece whose state is here."""
+        for span in self.spans:
+            yield from span.pieces
+
+    def view(self, flat: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """The part of one of the flat tensors that belongs to buffer elements ``start ... stop`` of one span."""
+        begin = self._offsets.at(start)
+        return flat[begin : begin + stop - start]
+
+    def _draw_masters(self, seed: int) -> None:
+        by_spec: dict[ParamSpec, list[Piece]] = {}
+        for piece in self.held():
+            by_spec.setdefault(piece.spec, []).append(piece)
+        for spec, pieces in by_spec.items():
+            drawn = torch.empty(spec.local_shape, dtype=torch.float32, device=self.main_params.device)
+            draw_parameter(spec, seed, drawn)
+            rows = drawn.view(len(spec.shards), -1)
+            place = {shard.index: i for i, shard in enumerate(spec.shards)}
+            for piece in pieces:
+                values = rows[place[piece.shard], piece.start : piece.start + piece.length]
+                working = self.buffer.weights[piece.offset : piece.stop]
+                if not same_bits(values.to(working.dtype), working):
+                    raise ValueError(f"{spec.name} does not hold the initial values of seed {seed}")
+                self.view(self.main_params, piece.offset, piece.stop).copy_(values)
+
+    def write_working_weights(self) -> None:
+        """Working weights = masters, rounded once to the working type; the same on all ranks that share them."""
+        for span in self.spans:
+            self.buffer.weights[span.start : span.stop].copy_(self.view(self.main_params, span.start, span.stop))
+        if self.distributed:
+            self.buffer.gather_weights()
