@@ -10,6 +10,7 @@ settings may still be ``None``, which then means:
 * ``ddp_bucket_size``: set by ``ddp_num_buckets`` once the parameters are known;
 * ``padded_vocab_size`` until ``resolve_vocabulary`` has seen the tokenizer;
 * ``distributed_backend`` until a device is known;
+* ``start_weight_decay`` and ``end_weight_decay``: ``weight_decay`` throughout;
 * files, folders and intervals that switch something on.
 
 Of the schedule only the fields counted in samples are read after ``resolve``.
@@ -40,7 +41,7 @@ def resolve(config: RunConfig, world_size: int) -> RunConfig:
         model=_model(config.model),
         parallel=parallel,
         training=training,
-        scheduler=_scheduler(config.scheduler, training, config.optimizer.weight_decay),
+        scheduler=_scheduler(config.scheduler, training),
         ddp=_ddp(config.ddp, _data_parallel_size(config.parallel, world_size)),
         data=_data(config.data),
     )
@@ -182,7 +183,7 @@ def _training(training: TrainingConfig, parallel: ModelParallelConfig) -> Traini
     return replace(training, **changes)  # type: ignore[arg-type]
 
 
-def _scheduler(scheduler: SchedulerConfig, training: TrainingConfig, weight_decay: float) -> SchedulerConfig:
+def _scheduler(scheduler: SchedulerConfig, training: TrainingConfig) -> SchedulerConfig:
     changes: dict[str, object] = {}
     decay = _in_samples(scheduler.lr_decay_samples, scheduler.lr_decay_iters, training)
     decay = training.train_samples if decay is None else decay
@@ -196,9 +197,6 @@ def _scheduler(scheduler: SchedulerConfig, training: TrainingConfig, weight_deca
         changes["lr_warmup_samples"] = _in_samples(
             scheduler.lr_warmup_samples or None, scheduler.lr_warmup_iters, training
         )
-    if scheduler.weight_decay_incr_style == "constant":
-        for name in ("start_weight_decay", "end_weight_decay"):
-            changes[name] = weight_decay if getattr(scheduler, name) is None else getattr(scheduler, name)
     return replace(scheduler, **changes)  # type: ignore[arg-type]
 
 

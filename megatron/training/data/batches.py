@@ -53,18 +53,35 @@ class BatchReader:
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="read") if num_workers else None
         self._ahead: dict[tuple[int, int, int], Future[dict[str, np.ndarray]]] = {}
         self._digest = torch.zeros(2, dtype=torch.int64)
+        self._current: dict[tuple[int, int, int], Batch] = {}
 
     @property
     def samples_per_step(self) -> int:
         """Samples of all logical shards together."""
         return self._sampler.stride * self._num_microbatches
 
+    def require(self, consumed: int, steps: int) -> None:
+        """Refuse a data set that ends before ``steps`` more steps.
+
+        Raises:
+            ConfigError: it does.
+        """
+        self._sampler.require(consumed, steps * self.samples_per_step, "training")
+
     def read(self, consumed: int, shard: int, index: int) -> Batch:
-        """Micro-batch ``index`` of logical shard ``shard`` in the step that starts at ``consumed`` samples.
+        """Micro-batch ``index`` of logical shard ``shard`` in the step that starts at ``consumed`` samples; the same
+        tensors for every chunk that asks within one step.
 
         Raises:
             DamagedInputError: the data set holds ids outside the vocabulary there.
         """
+        key = (consumed, shard, index)
+        if key not in self._current:
+            self._current = {k: batch for k, batch in self._current.items() if k[0] == consumed}
+            self._current[key] = self._load(consumed, shard, index)
+        return self._current[key]
+
+    def _load(self, consumed: int, shard: int, index: int) -> Batch:
         future = self._ahead.pop((consumed, shard, index), None)
         arrays = future.result() if future else self._arrays(consumed, shard, index)
         self._digest += _digest_of(shard, index, arrays)

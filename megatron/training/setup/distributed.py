@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from megatron.core.config.errors import ConfigError, Problem
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """What the launcher says about this process."""
-
-    rank: int
-    world_size: int
-    local_rank: int
+from megatron.training.setup.environment import Launch, export
 
 
 def pick_device(backend: str | None, launch: Launch) -> torch.device:
@@ -43,12 +34,16 @@ def pick_device(backend: str | None, launch: Launch) -> torch.device:
 
 
 def start_process_group(launch: Launch, backend: str | None, device: torch.device, timeout_minutes: int) -> str:
-    """Join the other ranks (MASTER_ADDR and MASTER_PORT are set); nothing to do for a world of one. Returns the
-    backend in use."""
+    """Join the other ranks; nothing to do for a world of one. Returns the backend in use.
+
+    Where torchrun has not done it, the meeting place is put into the environment, which is where torch looks for it.
+    """
     name = backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if launch.world_size > 1:
+        if launch.source != "torchrun":
+            export({"MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port)})
         dist.init_process_group(
             name,
             rank=launch.rank,

@@ -1,0 +1,148 @@
+"""Train one small model in two layouts, every layout in independent launches, and compare the launches bit for bit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.training.observe.curves import draw_curves, read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT_BYTES = 8_000_000
+RANKS = 4
+TRAIN_ITERS = 60
+
+MODEL = """
+    --hybrid-layer-pattern {pattern} --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 8
+    --group-query-attention --num-query-groups 2 --kv-channels 16
+    --mamba-num-heads 8 --mamba-head-dim 32 --mamba-state-dim 32 --mamba-num-groups 2
+    --num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 128 --moe-shared-expert-intermediate-size 128
+    --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-topk-scaling-factor 2.5
+    --moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall --moe-grouped-gemm
+    --normalization RMSNorm --disable-bias-linear --squared-relu --untie-embeddings-and-output-weights
+    --position-embedding-type none --attention-dropout 0.0 --hidden-dropout 0.0 --init-method-std 0.02
+    --seq-length 256 --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 16
+    --train-iters {iters} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 5
+    --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0 --seed 1234 --bf16
+    --tokenizer-type ByteTokenizer --split 98,2,0 --eval-interval 30 --eval-iters 2 --log-interval 10
+    --use-distributed-optimizer --deterministic-mode
+"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way of spreading the model over the ranks."""
+
+    name: str
+    pattern: str
+    flags: str
+
+
+LAYOUTS = (
+    Layout(
+        "TP2-EP2-DP2",
+        "ME*EM-ME",
+        "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+        "--expert-tensor-parallel-size 1",
+    ),
+    Layout("PP2-EP2-DP2", "ME*E|M-ME", "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
+)
+
+
+def collect_text(files: list[str], out: Path) -> None:
+    """Write about ``TEXT_BYTES`` of text, one JSON document a line: the given files, or what Python ships."""
+    if files:
+        paths = [Path(f) for f in files]
+    else:
+        library = Path(sysconfig.get_paths()["stdlib"])
+        paths = sorted(p for p in library.rglob("*.py") if "site-packages" not in p.parts and "test" not in p.parts)
+        paths += sorted(p for p in library.rglob("*.txt") if "site-packages" not in p.parts)
+    total = 0
+    with out.open("w", encoding="utf-8") as sink:
+        for path in paths:
+            text = path.read_text(encoding="utf-8", errors="strict" if files else "ignore")
+            if not text:
+                continue
+            sink.write(json.dumps({"text": text}) + "\n")
+            total += len(text)
+            if total > TEXT_BYTES and not files:
+                break
+
+
+def run(command: list[str], log: Path) -> None:
+    """Run a command with its output in ``log``; on failure show the end of it and stop."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    with log.open("w", encoding="utf-8") as sink:
+        code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT).returncode
+    if code:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        print("\n".join(lines[-40:]))
+        print(f"\nFAILED (exit {code}): {' '.join(command[:6])} ...; whole output in {log}")
+        raise SystemExit(1)
+
+
+def launch(layout: Layout, number: int, data: Path, folder: Path) -> Path:
+    """One training run in fresh processes; returns its folder."""
+    leg = folder / layout.name / f"launch{number}"
+    leg.mkdir(parents=True)
+    flags = MODEL.format(pattern=layout.pattern, iters=TRAIN_ITERS).split() + layout.flags.split()
+    flags += ["--data-path", str(data), "--data-cache-path", str(folder / "cache")]
+    flags += ["--run-dir", str(leg), "--fingerprint-dir", str(leg / "fingerprint")]
+    start = time.monotonic()
+    print(f"  {layout.name}, launch {number}: ", end="", flush=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    run([*torchrun, "pretrain_hybrid.py", *flags], leg / "log.txt")
+    train, _ = read_metrics(leg / "metrics.jsonl")
+    first, last = train[0]["losses"]["lm loss"], train[-1]["losses"]["lm loss"]
+    print(f"{len(train)} steps, loss {first:.4f} -> {last:.4f}, {time.monotonic() - start:.0f} s")
+    return leg
+
+
+def compare(left: Path, right: Path) -> tuple[bool, str]:
+    """Whether two fingerprint folders are identical, and the command's words."""
+    command = [sys.executable, "-m", "megatron.determinism", "compare", str(left), str(right)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return done.returncode == 0, (done.stdout or done.stderr).strip().splitlines()[0]
+
+
+def main() -> int:
+    """Run everything; 0 only if all launches of every layout are bitwise identical and the model learned."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help="train on these files instead")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder for the run folder")
+    arguments = parser.parse_args()
+    folder = arguments.out / time.strftime("quickstart-%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    print(f"Run folder: {folder}\nTokenising text")
+    collect_text(arguments.text, folder / "text.jsonl")
+    tool = [sys.executable, "tools/preprocess_data.py", "--input", str(folder / "text.jsonl")]
+    tool += ["--output-prefix", str(folder / "data"), "--tokenizer-type", "ByteTokenizer", "--append-eod"]
+    run([*tool, "--workers", "2"], folder / "tokenise.log")
+    print(f"Training on {RANKS} ranks, {TRAIN_ITERS} steps a launch")
+    good, curves = True, {}
+    for layout in LAYOUTS:
+        legs = [launch(layout, number, folder / "data_text_document", folder) for number in (1, 2)]
+        same, words = compare(*(leg / "fingerprint" for leg in legs))
+        train, _ = read_metrics(legs[0] / "metrics.jsonl")
+        learned = train[-1]["losses"]["lm loss"] < 0.8 * train[0]["losses"]["lm loss"]
+        good = good and same and learned
+        print(f"  {layout.name}: {words}" + ("" if learned else "; the loss did not fall"))
+        curves |= {f"{layout.name}, launch {n}": leg / "metrics.jsonl" for n, leg in enumerate(legs, 1)}
+    picture = folder / "curves.png"
+    draw_curves(curves, picture, "Independent launches of each layout")
+    print(f"Picture: {picture}")
+    print("VERDICT: every launch of each layout is bitwise identical" if good else "VERDICT: NOT identical, see above")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

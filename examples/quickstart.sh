@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The main job on a fresh machine: set up .venv, tokenise real text, train a small hybrid Mamba / attention / MoE model
+# on 4 ranks in two layouts, each launched twice, and say whether the launches agree bit for bit.
+#
+#   bash examples/quickstart.sh                   text: Python's own sources and documentation
+#   bash examples/quickstart.sh --text FILE...    your own text
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bash tools/venv.sh data,observe
+exec .venv/bin/python examples/quickstart.py "$@"

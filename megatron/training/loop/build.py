@@ -1,0 +1,179 @@
+"""From a checked configuration to everything a training run is made of, each part built once and handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from megatron.core.contracts.stage import Stage
+from megatron.core.datasets.sampler import Sampler
+from megatron.core.datasets.splits import requested_sizes
+from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+from megatron.core.models.hybrid.hybrid_layer_allocation import MOE
+from megatron.core.models.hybrid.hybrid_model import build_hybrid_chunks
+from megatron.core.ops.catalog import ALL_OPS
+from megatron.core.ops.registry import OpTable, build_table
+from megatron.core.optimizer.distrib_optimizer import Optimizer
+from megatron.core.optimizer.optimizer_param_scheduler import plan_schedule
+from megatron.core.process_groups.collectives import barrier
+from megatron.core.process_groups.groups import ProcessGroups, create_process_groups
+from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, OrderedSums
+from megatron.core.process_groups.topology import LogicalLayout
+from megatron.core.tensor_parallel.context import ModelContext
+from megatron.training.config.resolve import (
+    logical_layout,
+    num_microbatches,
+    pattern_of,
+    resolve_vocabulary,
+    topology_of,
+)
+from megatron.training.config.run import RunConfig
+from megatron.training.data.batches import BatchReader
+from megatron.training.data.provider import Dataset, Splits, build_datasets, data_digest, tokenizer_from
+from megatron.training.loop.reports import ReportedLayers
+from megatron.training.loop.step import StepShape, TrainStep
+from megatron.training.setup.determinism import pin_arithmetic
+from megatron.training.setup.distributed import pick_device, start_process_group
+from megatron.training.setup.environment import Launch
+from megatron.training.setup.seeds import seed_generators
+
+LOAD_BALANCING_NAMES = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
+"""Name of the logged loss, by --moe-router-load-balancing-type."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Everything a run is made of. ``config`` is complete, its vocabulary too."""
+
+    config: RunConfig
+    launch: Launch
+    groups: ProcessGroups
+    backend: str
+    layout: LogicalLayout
+    ops: OpTable
+    chunks: Sequence[Stage]
+    step: TrainStep
+    splits: Splits
+    data_digest: str
+
+    def reader(self, dataset: Dataset) -> BatchReader:
+        """A reader of this rank's shards of a split."""
+        data, training = self.config.data, self.config.training
+        sampler = Sampler(
+            total_samples=len(dataset),
+            micro_batch_size=training.micro_batch_size,
+            logical_data_parallel_size=self.layout.ldp,
+            loader=data.dataloader_type,
+            data_sharding=data.data_sharding,
+        )
+        return BatchReader(
+            dataset,
+            sampler,
+            shards=(self.groups.at.dp,),
+            num_microbatches=self.step.shape.num_microbatches,
+            device=self.groups.device,
+            num_workers=data.num_workers,
+        )
+
+
+def build_run(config: RunConfig, launch: Launch) -> Run:
+    """Build everything; ``config`` is resolved and validated, and is the same on every rank.
+
+    Raises:
+        ConfigError: something that only shows now does not fit (device, ops, size of the data).
+        DamagedInputError: a tokenizer or data file is missing or damaged.
+    """
+    pin_arithmetic(config.numerics)
+    tokenizer = tokenizer_from(config.tokenizer)
+    config = resolve_vocabulary(config, tokenizer.vocab_size)
+    device = pick_device(config.distributed.distributed_backend, launch)
+    dtype = torch.bfloat16 if config.model.bf16 else torch.float32
+    ops = build_table(ALL_OPS, config.numerics, device, dtype)
+    backend = start_process_group(
+        launch, config.distributed.distributed_backend, device, config.distributed.distributed_timeout_minutes
+    )
+    groups = create_process_groups(topology_of(config, launch.world_size), device)
+    seed_generators(config.training.seed, groups.at)
+    splits = build_datasets(
+        config.data,
+        tokenizer,
+        sequence_length=config.model.seq_length,
+        seed=config.training.seed,
+        sizes=_split_sizes(config),
+        build_here=launch.rank == 0,
+        barrier=lambda: barrier(groups.world),
+    )
+    layout, sums = logical_layout(config), _float_sums(config, ops)
+    context = ModelContext(
+        groups=groups,
+        sums=sums,
+        ops=ops,
+        seed=config.training.seed,
+        params_dtype=dtype,
+        sequence_parallel=config.parallel.sequence_parallel,
+        layout=layout,
+    )
+    chunks = build_hybrid_chunks(config.model, context, tokenizer.vocab_size)
+    return Run(
+        config=config,
+        launch=launch,
+        groups=groups,
+        backend=backend if launch.world_size > 1 else "none",
+        layout=layout,
+        ops=ops,
+        chunks=chunks,
+        step=_train_step(config, chunks, context),
+        splits=splits,
+        data_digest=data_digest(splits),
+    )
+
+
+def _float_sums(config: RunConfig, ops: OpTable) -> FloatSums:
+    """Ordered sums, unless the fastest of everything was asked for as the baseline of a cost comparison."""
+    return NativeSums() if config.numerics.op_variants == "fastest" else OrderedSums(ops["blocked_fold"])
+
+
+def _split_sizes(config: RunConfig) -> tuple[int, int, int]:
+    training = config.training
+    return requested_sizes(
+        train_samples=training.train_samples,
+        train_iters=training.train_iters,
+        eval_iters=training.eval_iters,
+        eval_interval=training.eval_interval,
+        global_batch_size=training.global_batch_size,
+    )
+
+
+def reported_layers(config: RunConfig) -> ReportedLayers:
+    """The per-layer values that the stages' reports hold."""
+    pattern = pattern_of(config.model).layers
+    moe = tuple(i for i, symbol in enumerate(pattern) if symbol == MOE)
+    name = LOAD_BALANCING_NAMES.get(config.model.moe_router_load_balancing_type)
+    balanced = bool(moe) and name is not None and config.model.moe_aux_loss_coeff > 0
+    return ReportedLayers(names=(name,) if balanced else (), layers=moe)
+
+
+def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContext) -> TrainStep:
+    training, groups = config.training, context.groups
+    ddp = DistributedDataParallel(chunks, config.ddp, groups=groups, sums=context.sums, layout=context.layout)
+    optimizer = Optimizer(ddp.buffers, config.optimizer, groups=groups, ops=context.ops, seed=training.seed)
+    schedule = plan_schedule(
+        config.scheduler,
+        config.optimizer,
+        global_batch_size=training.global_batch_size,
+        train_samples=training.train_samples,
+    )
+    shape = StepShape(
+        shard=groups.at.dp,
+        num_microbatches=num_microbatches(config),
+        micro_batch_size=training.micro_batch_size,
+        seq_length=config.model.seq_length,
+        global_batch_size=training.global_batch_size,
+        reported=reported_layers(config),
+        stop_on_non_finite=training.check_for_nan_in_loss_and_grad,
+        count_zeros=config.logging.log_num_zeros_in_grad,
+        norm_params=config.logging.log_params_norm,
+    )
+    return TrainStep(chunks, ddp, optimizer, schedule, groups, shape)

@@ -1,0 +1,106 @@
+"""The fingerprint of a training run: what the engine digests, joined to what the step showed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron.core.config.errors import ConfigError
+from megatron.core.digest.bits import digest_hex
+from megatron.core.process_groups.collectives import barrier, gather_objects, sum_integers
+from megatron.training.data.batches import BatchReader
+from megatron.training.loop.build import Run
+from megatron.training.observe.fingerprint import FingerprintWriter, StepRecord
+from megatron.training.observe.run_manifest import (
+    Circumstances,
+    folder_problems,
+    launch_part,
+    prepare_folder,
+    trajectory_part,
+)
+from megatron.training.observe.software import device_model, source_digest, versions
+from megatron.training.observe.step_record import StepMetrics
+from megatron.training.setup.determinism import switches
+from megatron.training.setup.environment import host_name, read_environment
+from megatron.training.setup.pinned_environment import launch_environment, recorded_environment
+from megatron.training.setup.seeds import generator_digest, key_state_digest
+
+
+def run_manifest(run: Run, start_iteration: int) -> dict[str, dict]:
+    """The trajectory part and this launch's part of the manifest; collective."""
+    environment = read_environment()
+    circumstances = Circumstances(
+        data_digest=run.data_digest,
+        versions=versions(),
+        device=device_model(run.groups.device),
+        ops=run.ops.manifest(),
+        environment=recorded_environment(environment, run.config.numerics),
+    )
+    hosts = gather_objects(run.groups.world, host_name())
+    launch = launch_part(
+        run.config,
+        run.groups.topology,
+        start_iteration=start_iteration,
+        hosts=list(dict.fromkeys(str(h) for h in hosts)),
+        backend=run.backend,
+        promise=run.ops.promise.name if run.config.numerics.deterministic_mode else "NONE",
+        nccl=launch_environment(environment),
+        switches=switches(),
+        source=source_digest(),
+    )
+    return {"trajectory": trajectory_part(run.config, run.layout, circumstances), "launch": launch}
+
+
+class Fingerprints:
+    """Writes the lines of a run; every rank holds one and calls it after every step.
+
+    Raises:
+        ConfigError: the folder holds the fingerprint of a run with another trajectory.
+        DamagedInputError: a file in the folder is damaged.
+    """
+
+    def __init__(self, run: Run, manifest: dict[str, dict]) -> None:
+        settings = run.config.fingerprint
+        folder = Path(settings.fingerprint_dir)
+        problems = folder_problems(folder, manifest["trajectory"])
+        barrier(run.groups.world)
+        if problems:
+            raise ConfigError(problems)
+        if run.launch.rank == 0:
+            prepare_folder(folder, manifest["trajectory"], manifest["launch"])
+        barrier(run.groups.world)
+        self._run, self._state = run, settings.fingerprint_level == "state"
+        self._writer = FingerprintWriter(folder, rank=run.launch.rank, interval=settings.fingerprint_interval)
+
+    def on_step(self, step: StepMetrics, reader: BatchReader) -> None:
+        """After a step, on every rank.
+
+        Raises:
+            TrainingStoppedError: an earlier launch wrote another line for this iteration.
+        """
+        digest = reader.take_digest()
+        if not self._writer.wants(step.iteration):
+            return
+        balancing = [value for name, value in step.losses.items() if "load_balancing" in name]
+        numbers = {
+            "iteration": step.iteration,
+            "consumed_samples": step.consumed_samples,
+            "lm_loss": step.losses["lm loss"],
+            "load_balancing_loss": sum(balancing) if balancing else None,
+            "grad_norm": step.grad_norm,
+            "learning_rate": step.learning_rate,
+        }
+        shared: dict[str, str] = {}
+        own: dict[str, str] = {}
+        if self._state:
+            optimizer, groups = self._run.step.optimizer, self._run.groups
+            shared = {name: digest_hex(total) for name, total in optimizer.state_digests().items()}
+            own = {name: digest_hex(total) for name, total in optimizer.local_digests().items()}
+            shared["data"] = digest_hex(sum_integers(groups.dp, digest.to(groups.device)).cpu())
+            own["data"] = digest_hex(digest)
+            shared["rng"] = key_state_digest(self._run.config.training.seed, step.iteration)
+            own["rng"] = generator_digest()
+        self._writer.write(StepRecord(**numbers, **shared), StepRecord(**numbers, **own))
+
+    def close(self) -> None:
+        """Sync and close the files."""
+        self._writer.close()

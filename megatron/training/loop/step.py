@@ -1,0 +1,110 @@
+"""One optimizer step: forward and backward of all micro-batches, the watch over losses and norm, the update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron.core.contracts.batch import StageReport
+from megatron.core.contracts.stage import Stage
+from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+from megatron.core.optimizer.distrib_optimizer import Optimizer
+from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
+from megatron.core.pipeline_parallel.execute import PipelineInput, run_pipeline
+from megatron.core.process_groups.groups import ProcessGroups
+from megatron.training.data.batches import BatchReader
+from megatron.training.loop.reports import ReportedLayers, StepLosses, gather_losses
+from megatron.training.observe.step_record import StepMetrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShape:
+    """Sizes of a step; ``shard`` is this rank's logical shard."""
+
+    shard: int
+    num_microbatches: int
+    micro_batch_size: int
+    seq_length: int
+    global_batch_size: int
+    reported: ReportedLayers
+    stop_on_non_finite: bool = True
+    count_zeros: bool = False
+    norm_params: bool = False
+
+
+class TrainStep:
+    """Everything a step needs; calling ``run`` is one step.
+
+    The whole step is a function of the weights, the optimizer state, the iteration and the consumed samples; nothing
+    else carries over from one step to the next.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Stage],
+        ddp: DistributedDataParallel,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        groups: ProcessGroups,
+        shape: StepShape,
+    ) -> None:
+        self.chunks, self.ddp, self.optimizer = chunks, ddp, optimizer
+        self.schedule, self.groups, self.shape = schedule, groups, shape
+
+    def run(self, reader: BatchReader, iteration: int, consumed_samples: int) -> StepMetrics:
+        """Step ``iteration`` (1-based) on the samples from ``consumed_samples`` on.
+
+        Raises:
+            TrainingStoppedError: a loss or gradient is not finite; on every rank, before anything was updated.
+        """
+        start, shape = time.monotonic(), self.shape
+        self.ddp.zero_grad_buffer()
+        losses = self._forward_backward(reader, iteration, consumed_samples, training=True)
+        reader.read_ahead(consumed_samples + shape.global_batch_size)
+        self.ddp.finalize_model_grads()
+        lr, decay = learning_rate(self.schedule, consumed_samples), weight_decay(self.schedule, consumed_samples)
+        outcome = self.optimizer.step(lr=lr, weight_decay=decay, iteration=iteration, count_zeros=shape.count_zeros)
+        return StepMetrics(
+            iteration=iteration,
+            consumed_samples=consumed_samples + shape.global_batch_size,
+            global_batch_size=shape.global_batch_size,
+            num_tokens=losses.num_tokens,
+            losses=losses.losses,
+            grad_norm=outcome.grad_norm,
+            num_zeros=outcome.num_zeros,
+            params_norm=self.optimizer.params_norm() if shape.norm_params else None,
+            learning_rate=lr,
+            weight_decay=decay,
+            elapsed_s=time.monotonic() - start,
+        )
+
+    def evaluate(self, reader: BatchReader, batches: int, iteration: int, consumed_samples: int) -> dict[str, float]:
+        """Mean loss per token over ``batches`` global batches from ``consumed_samples`` of the validation data on;
+        nothing is updated and no noise is drawn."""
+        total, tokens = 0.0, 0
+        for number in range(batches):
+            position = consumed_samples + number * self.shape.global_batch_size
+            losses = self._forward_backward(reader, iteration, position, training=False)
+            total += losses.losses["lm loss"] * losses.num_tokens
+            tokens += losses.num_tokens
+        return {"lm loss": total / max(1, tokens)}
+
+    def _forward_backward(
+        self, reader: BatchReader, iteration: int, consumed_samples: int, *, training: bool
+    ) -> StepLosses:
+        shape = self.shape
+        given = PipelineInput(
+            iteration=iteration,
+            shard=shape.shard,
+            num_microbatches=shape.num_microbatches,
+            micro_batch_size=shape.micro_batch_size,
+            seq_length=shape.seq_length,
+            batch=lambda index: reader.read(consumed_samples, shape.shard, index),
+            training=training,
+        )
+        by_place = run_pipeline(self.chunks, self.groups, given)
+        reports: list[list[StageReport]] = [
+            [by_place[chunk, index] for index in range(shape.num_microbatches)] for chunk in range(len(self.chunks))
+        ]
+        return gather_losses(reports, shape.reported, self.groups, iteration, check=shape.stop_on_non_finite)
