@@ -9,22 +9,31 @@ from megatron.core.ops.precision import widen
 from megatron.core.ops.registry import Guarantee, Variant
 
 
+def apply_kind(wide_RF: torch.Tensor, kind: str) -> torch.Tensor:
+    """The activation alone, in the type of its argument.
+
+    Raises:
+        ValueError: ``kind`` is unknown.
+    """
+    if kind == "squared_relu":
+        return wide_RF.relu().square()
+    if kind == "swiglu":
+        gate_RF, up_RF = wide_RF.chunk(2, dim=-1)
+        return silu(gate_RF) * up_RF
+    if kind == "gelu":
+        return gelu(wide_RF)
+    if kind == "gelu_tanh":
+        return gelu_tanh(wide_RF)
+    raise ValueError(f"unknown activation {kind!r}")
+
+
 def activation(x_RF: torch.Tensor, kind: str, weight_R: torch.Tensor | None) -> torch.Tensor:
     """Activation of every element, times the row's weight in fp32, rounded once to the type of ``x_RF``.
 
     Raises:
         ValueError: ``kind`` is unknown.
     """
-    wide_RF = widen(x_RF)
-    if kind == "squared_relu":
-        out_RF = wide_RF.relu().square()
-    elif kind == "swiglu":
-        gate_RF, up_RF = wide_RF.chunk(2, dim=-1)
-        out_RF = silu(gate_RF) * up_RF
-    elif kind in ("gelu", "gelu_tanh"):
-        out_RF = gelu_tanh(wide_RF) if kind == "gelu_tanh" else gelu(wide_RF)
-    else:
-        raise ValueError(f"unknown activation {kind!r}")
+    out_RF = apply_kind(widen(x_RF), kind)
     if weight_R is not None:
         out_RF = out_RF * widen(weight_R).unsqueeze(-1)
     return out_RF.to(x_RF.dtype)

@@ -8,12 +8,12 @@ from megatron.core.ops.precision import widen
 from megatron.core.ops.registry import Guarantee, Variant
 
 
-def attention_weights(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal softmax weights ``[B, G, N/G, S, S]`` in fp32."""
+def attention_weights(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, scale: float, first: int = 0) -> torch.Tensor:
+    """Causal softmax weights ``[B, G, N/G, queries, keys]`` in fp32; ``first`` is the position of the first query."""
     q = widen(q_SBND).permute(1, 2, 0, 3).unflatten(1, (k_SBGD.shape[2], -1))
     k = widen(k_SBGD).permute(1, 2, 3, 0).unsqueeze(2)
     scores = torch.matmul(q, k) * scale
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(first + 1)
     return torch.softmax(scores.masked_fill(later, float("-inf")), dim=-1)
 
 

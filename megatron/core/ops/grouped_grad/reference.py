@@ -14,8 +14,7 @@ def grouped_grad(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.T
     Raises:
         ValueError: ``counts`` does not fit the rows or the experts.
     """
-    if not sum(counts) == x_RX.shape[0] == dy_RY.shape[0] or len(counts) != main_grad_EYX.shape[0]:
-        raise ValueError(f"counts {counts} for {x_RX.shape[0]} rows and {main_grad_EYX.shape[0]} experts")
+    check(main_grad_EYX, dy_RY, x_RX, counts)
     with torch.no_grad():
         start = 0
         for main_grad_YX, count in zip(main_grad_EYX, counts, strict=True):
@@ -23,6 +22,17 @@ def grouped_grad(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.T
                 rows = slice(start, start + count)
                 main_grad_YX.add_(widen(dy_RY[rows]).t() @ widen(x_RX[rows]))
             start += count
+
+
+def check(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.Tensor, counts: tuple[int, ...]) -> None:
+    """Refuse counts that do not fit.
+
+    Raises:
+        ValueError: see ``grouped_grad``.
+    """
+    rows, experts = {sum(counts), dy_RY.shape[0], x_RX.shape[0]}, main_grad_EYX.shape[0]
+    if len(rows) > 1 or len(counts) != experts:
+        raise ValueError(f"counts {counts} for {dy_RY.shape[0]} and {x_RX.shape[0]} rows and {experts} experts")
 
 
 VARIANT = Variant(

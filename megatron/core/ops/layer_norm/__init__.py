@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatron.core.ops.layer_norm import reference
+from megatron.core.ops.layer_norm import deterministic, reference
 from megatron.core.ops.layer_norm.spec import SPEC
 from megatron.core.ops.registry import Op
 
-OP = Op(spec=SPEC, variants=(reference.VARIANT,))
+OP = Op(spec=SPEC, variants=(deterministic.VARIANT, reference.VARIANT))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron.core.ops.registry import Op
-from megatron.core.ops.ssd_scan import reference
+from megatron.core.ops.ssd_scan import deterministic, reference
 from megatron.core.ops.ssd_scan.spec import SPEC
 
-OP = Op(spec=SPEC, variants=(reference.VARIANT,))
+OP = Op(spec=SPEC, variants=(deterministic.VARIANT, reference.VARIANT))

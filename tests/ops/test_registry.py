@@ -1,0 +1,104 @@
+"""Which variant a run gets, and that a promise nobody keeps stops it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from megatron.core.config.errors import ConfigError
+from megatron.core.config.numerics import NumericsConfig
+from megatron.core.ops.catalog import ALL_OPS
+from megatron.core.ops.registry import Case, Guarantee, Op, OpSpec, Tolerance, Variant, build_table
+
+CPU = torch.device("cpu")
+STRICT = NumericsConfig(deterministic_mode=True)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _variant(name: str, cpu: Guarantee | None, **changes) -> Variant:
+    guarantee = {"cuda": Guarantee.LAYOUT} if cpu is None else {"cpu": cpu}
+    return Variant(name=name, fn=double, guarantee=guarantee, why="test", **changes)
+
+
+def _op(*variants: Variant) -> Op:
+    tolerance = {torch.float32: Tolerance(rtol=0.0, atol=0.0, reason="exact")}
+    spec = OpSpec(
+        name="double",
+        promise="doubles",
+        order="none",
+        cases=lambda generator, dtype, device: [Case(name="one", args=(torch.ones(1),))],
+        tolerance=tolerance,
+    )
+    return Op(spec=spec, variants=variants)
+
+
+def test_strict_runs_skip_what_promises_nothing():
+    op = _op(_variant("fast", Guarantee.NONE), _variant("deterministic", Guarantee.RUN_TO_RUN))
+    assert build_table([op], STRICT, CPU, torch.float32).chosen["double"].name == "deterministic"
+    assert build_table([op], NumericsConfig(), CPU, torch.float32).chosen["double"].name == "fast"
+    fastest = NumericsConfig(deterministic_mode=True, op_variants="fastest")
+    table = build_table([op], fastest, CPU, torch.float32)
+    assert table.promise == Guarantee.NONE
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        (_variant("fast", Guarantee.NONE),),
+        (_variant("elsewhere", None),),
+        (_variant("bf16", Guarantee.LAYOUT, dtypes=frozenset({torch.bfloat16})),),
+        (),
+    ],
+    ids=["no-promise", "other-device", "other-type", "nothing"],
+)
+def test_a_promise_nobody_keeps_stops_the_run(variants):
+    with pytest.raises(ConfigError, match="op double on cpu") as error:
+        build_table([_op(*variants)], STRICT, CPU, torch.float32)
+    assert error.value.exit_code == 2
+
+
+def test_overrides_name_an_op_and_a_variant():
+    op = _op(_variant("deterministic", Guarantee.RUN_TO_RUN), _variant("fast", Guarantee.NONE))
+    chosen = NumericsConfig(deterministic_mode=True, op_variants="double=fast")
+    assert build_table([op], chosen, CPU, torch.float32).promise == Guarantee.NONE
+    for wrong in ("double=slow", "triple=fast", "double"):
+        with pytest.raises(ConfigError):
+            build_table([op], NumericsConfig(op_variants=wrong), CPU, torch.float32)
+
+
+def test_an_override_that_cannot_run_here_is_refused():
+    op = _op(_variant("deterministic", Guarantee.RUN_TO_RUN), _variant("elsewhere", None))
+    with pytest.raises(ConfigError, match="variant elsewhere"):
+        build_table([op], NumericsConfig(op_variants="double=elsewhere"), CPU, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_op_can_keep_the_promise(device, dtype):
+    table = build_table(ALL_OPS, STRICT, torch.device(device), dtype)
+    assert set(table.chosen) == {op.spec.name for op in ALL_OPS}
+    assert table.promise >= Guarantee.RUN_TO_RUN
+    manifest = table.manifest()
+    assert all(len(entry["source"]) == 16 for entry in manifest.values())
+
+
+def test_the_reference_comes_last_and_runs_everywhere():
+    for op in ALL_OPS:
+        names = [v.name for v in op.variants]
+        assert names[-1] == "reference"
+        assert len(set(names)) == len(names)
+        assert set(op.variants[-1].guarantee) == {"cpu", "cuda"}
+        assert all(name.startswith(("deterministic", "fast", "reference")) for name in names)
+
+
+def test_variants_of_an_op_have_one_signature():
+    """A module may be given any of them."""
+    for op in ALL_OPS:
+        parameters = [inspect.signature(variant.fn).parameters.values() for variant in op.variants]
+        signatures = {tuple((p.name, p.kind, p.default) for p in each) for each in parameters}
+        assert len(signatures) == 1, op.spec.name
