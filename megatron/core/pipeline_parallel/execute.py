@@ -59,6 +59,9 @@ class _Executor:
             training=given.training,
         )
         output, report = chunk.forward(given.batch(this.microbatch), activation, microbatch)
+        shape = chunk.boundary_shape(given.micro_batch_size, given.seq_length)
+        if not chunk.is_last and (tuple(output.shape), output.dtype) != (tuple(shape), chunk.boundary_dtype):
+            raise ValueError(f"chunk {this.chunk} gave {output.dtype}{tuple(output.shape)}, the next awaits {shape}")
         self.reports[this.chunk, this.microbatch] = report
         if given.training:
             backward = Compute("backward", this.chunk, this.microbatch)
