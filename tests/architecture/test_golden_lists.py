@@ -33,19 +33,19 @@ def test_generated_pages_are_fresh(name: str) -> None:
 
 
 def test_stale_page_is_noticed_and_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pages = {"docs/a.md": "# A\n", "tests/golden/b.txt": "--b | int\n"}
+    pages = {"docs/a.txt": "# A\n", "tests/golden/b.txt": "--b | int\n"}
     root = ["--root", str(tmp_path)]
     assert write_or_check(pages, ["--check", *root]) == 1
     assert write_or_check(pages, ["--write", *root]) == 0
     assert write_or_check(pages, ["--check", *root]) == 0
-    (tmp_path / "docs/a.md").write_text("# a\n")
+    (tmp_path / "docs/a.txt").write_text("# a\n")
     capsys.readouterr()
     assert write_or_check(pages, ["--check", *root]) == 1
     said = capsys.readouterr().err
-    assert "docs/a.md" in said
+    assert "docs/a.txt" in said
     assert "tests/golden/b.txt" not in said
     assert write_or_check(pages, ["--write", *root]) == 0
-    assert (tmp_path / "docs/a.md").read_text() == pages["docs/a.md"]
+    assert (tmp_path / "docs/a.txt").read_text() == pages["docs/a.txt"]
 
 
 def test_changed_default_of_a_flag_is_noticed(tmp_path: Path) -> None:
