@@ -195,7 +195,8 @@ def run_microbatches(
     """Forward and backward of these (shard, micro-batch) pairs through all chunks of one rank."""
     losses, aux = {}, {}
     for shard, index in coordinates:
-        batch = tiny_batch(shard, index, size=size, seq_length=chunks[0].config.seq_length)
+        first = chunks[0]
+        batch = tiny_batch(shard, index, size=size, seq_length=first.config.seq_length, vocab_size=first.vocab_size)
         microbatch = Microbatch(iteration=iteration, shard=shard, index=index, num_microbatches=num_microbatches)
         activation, layers = None, {}
         for chunk in chunks:

@@ -1,0 +1,114 @@
+"""Faults of mixture-of-experts training reported elsewhere, on small rank counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.core.contracts.batch import Batch, Microbatch
+from megatron.core.models.hybrid.hybrid_model import build_hybrid_chunks
+from tests.support.ranks import groups_for_test, run_ranks
+from tests.support.tiny import (
+    VOCAB_SIZE,
+    Layout,
+    Step,
+    attach_main_grads,
+    gather_whole,
+    relative_error,
+    run_microbatches,
+    tiny_batch,
+    tiny_config,
+    tiny_context,
+    tiny_gradients,
+)
+
+TOLERANCE = 1e-5
+
+
+SHORT = {"seq_length": 16, "hybrid_layer_pattern": "ME"}
+
+
+@pytest.mark.parametrize(("ep", "num_microbatches"), [(1, 1), (2, 4), (4, 1)])
+def test_expert_gradients_do_not_depend_on_expert_parallelism(ep: int, num_microbatches: int) -> None:
+    """BR-04. The sum over four logical shards, on four ranks with any expert-parallel size and on one rank."""
+    want = tiny_gradients(Layout(), 4, SHORT, num_microbatches)
+    got = run_ranks(4, tiny_gradients, Layout(dp=4, ep=ep), 4, SHORT, num_microbatches)[0]
+    for name, grad in want.grads.items():
+        assert relative_error(got.grads[name], grad) <= TOLERANCE, name
+
+
+def _same_sequence(
+    layout: Layout, size: int, num_microbatches: int, changes: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Router gradients when every slot holds the same sequence, averaged over micro-batches."""
+    groups = groups_for_test(tp=layout.tp, ep=layout.ep, etp=layout.etp)
+    context = tiny_context(groups, sequence_parallel=layout.sequence_parallel)
+    chunks = build_hybrid_chunks(tiny_config(moe_aux_loss_coeff=100.0, **changes), context, VOCAB_SIZE)
+    params = attach_main_grads(chunks)
+    one = tiny_batch(0, 0)
+    batch = Batch(
+        tokens_BS=one.tokens_BS.expand(size, -1).contiguous(),
+        labels_BS=one.labels_BS.expand(size, -1).contiguous(),
+        loss_mask_BS=one.loss_mask_BS.expand(size, -1).contiguous(),
+        position_ids_BS=one.position_ids_BS.expand(size, -1).contiguous(),
+    )
+    for index in range(num_microbatches):
+        place = Microbatch(iteration=1, shard=0, index=index, num_microbatches=num_microbatches)
+        chunks[0](batch, None, place)[0].backward()
+    return {name: grad for name, grad in gather_whole(groups, params).items() if "router" in name}
+
+
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
+def test_balancing_loss_keeps_its_scale(kind: str) -> None:
+    """BR-09: micro-batch size, number of micro-batches and tensor parallelism leave the router's gradient alone."""
+    changes = {"moe_router_load_balancing_type": kind, "hybrid_layer_pattern": "ME*E"}
+    want = _same_sequence(Layout(), 1, 1, changes)
+    assert all(grad.norm() > 1.0 for grad in want.values())
+    others = [_same_sequence(Layout(), 2, 1, changes), _same_sequence(Layout(), 1, 4, changes)]
+    cut = Layout(tp=2, sequence_parallel=True, etp=1)
+    others.append(run_ranks(2, _same_sequence, cut, 2, 2, changes)[0])
+    for other in others:
+        for name, grad in want.items():
+            assert relative_error(other[name], grad) <= TOLERANCE, name
+
+
+def _idle_rank(layout: Layout, changes: dict[str, Any]) -> tuple[dict, dict[str, torch.Tensor]]:
+    """A step in which no token goes to experts 4 to 7."""
+    groups = groups_for_test(tp=layout.tp, ep=layout.ep, etp=layout.etp)
+    context = tiny_context(groups, sequence_parallel=layout.sequence_parallel, ldp=2)
+    config = tiny_config(num_moe_experts=8, moe_router_topk=1, seq_length=4, **changes)
+    chunks = build_hybrid_chunks(config, context, VOCAB_SIZE)
+    for router in chunks[0].balanced_routers():
+        router.expert_bias_E[4:] = -1e9
+    params = attach_main_grads(chunks)
+    losses, _ = run_microbatches(chunks, [(v, 0) for v in range(groups.dp.rank, 2, groups.dp.size)], 1, 1)
+    return losses, gather_whole(groups, params)
+
+
+def test_a_rank_without_tokens_takes_part_and_gets_zero_gradients() -> None:
+    """BR-11."""
+    want_losses, want = _idle_rank(Layout(), {})
+    for losses, grads in run_ranks(2, _idle_rank, Layout(dp=2, ep=2), {}):
+        assert all(loss == pytest.approx(want_losses[place], rel=TOLERANCE) for place, loss in losses.items())
+        for name, grad in want.items():
+            assert relative_error(grads[name], grad) <= TOLERANCE, name
+            assert grads[name].isfinite().all()
+            if ".experts." in name:
+                assert not grads[name][4:].any()
+                assert grads[name][:4].any()
+
+
+def _counts(layout: Layout) -> Step:
+    return tiny_gradients(layout, 2, {"seq_length": 512, "hybrid_layer_pattern": "E-"}, 1, 2)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2, ep=2), Layout(dp=2), Layout(tp=2, sequence_parallel=True, etp=1)])
+def test_token_counts_are_exact_on_every_layout(layout: Layout) -> None:
+    """BR-07: experts see more than 256 tokens; counts over ranks are the integers of one rank."""
+    want = _counts(Layout()).token_counts
+    steps = run_ranks(layout.world, _counts, layout)
+    for name, counts in want.items():
+        assert torch.tensor([step.token_counts[name] for step in steps]).sum(0).tolist() == counts
+        assert max(counts) > 256

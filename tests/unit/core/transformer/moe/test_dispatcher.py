@@ -1,0 +1,39 @@
+"""Row orders of the exchange, in plain Python."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from megatron.core.transformer.moe.balance import count_choices
+from megatron.core.transformer.moe.dispatcher import invert, rows_to_send, sort_by_expert
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 1), (2, 1), (4, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("tokens", [0, 1, 23])
+def test_rows_are_sorted_by_receiver_then_expert_then_token(ep: int, etp: int, tokens: int) -> None:
+    experts, k = 8, 3
+    ids = torch.rand(tokens, experts).argsort(dim=1)[:, :k].sort(dim=1).values
+    count = count_choices(ids, experts).sum(0)
+    rows = rows_to_send(ids, count, ep, etp)
+    per_rank = experts // ep
+    wanted = sorted(
+        (int(ids[t, i]) // per_rank, e, int(ids[t, i]), t, i * etp + e)
+        for t, i, e in itertools.product(range(tokens), range(k), range(etp))
+    )
+    assert rows.shape == (tokens, k * etp)
+    assert [int(rows[t, j]) for _, _, _, t, j in wanted] == list(range(tokens * k * etp))
+
+
+def test_received_rows_are_sorted_by_expert_then_sender() -> None:
+    count_SE = torch.tensor([[2, 0, 1], [0, 0, 0], [1, 3, 2], [0, 1, 0]])
+    received = [(e, s, p) for s, row in enumerate(count_SE.tolist()) for e, n in enumerate(row) for p in range(n)]
+    order = sort_by_expert(count_SE, len(received))
+    assert [received[i] for i in order.tolist()] == sorted(received)
+    assert torch.equal(order[invert(order)], torch.arange(len(received)))
+
+
+def test_nothing_received() -> None:
+    assert sort_by_expert(torch.zeros(3, 2, dtype=torch.int64), 0).shape == (0,)

@@ -1,0 +1,111 @@
+"""The MoE layer on one rank against a loop over tokens and experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import gelu, linear, relu, silu
+
+from megatron.core.contracts.batch import Microbatch, StageReport
+from megatron.core.digest.bits import same_bits
+from megatron.core.transformer.moe.layer import MoELayer
+from tests.support.ranks import groups_for_test
+from tests.support.tiny import tiny_config, tiny_context
+
+MICROBATCH = Microbatch(iteration=1, shard=0, index=0, num_microbatches=1)
+BIASED = {"add_bias_linear": True, "squared_relu": False, "moe_shared_expert_intermediate_size": None}
+
+
+def _layer(**changes: Any) -> MoELayer:
+    layer = MoELayer("mlp", 0, tiny_config(**changes), tiny_context(groups_for_test()))
+    for name, param in layer.named_parameters():
+        if name.endswith("bias"):
+            param.data.normal_()
+    return layer
+
+
+def _loop(layer: MoELayer, x: torch.Tensor, activation: Any) -> torch.Tensor:
+    routing = layer.router(x, MICROBATCH, StageReport())
+    fc1, fc2 = layer.experts.linear_fc1, layer.experts.linear_fc2
+    out = []
+    for token, ids, weights in zip(x.flatten(0, 1), routing.ids_Tk.tolist(), routing.weight_Tk, strict=True):
+        total = torch.zeros_like(token)
+        for e, weight in zip(ids, weights, strict=True):
+            inner = linear(token, fc1.weight[e], None if fc1.bias is None else fc1.bias[e])
+            total = total + weight * linear(activation(inner), fc2.weight[e], None if fc2.bias is None else fc2.bias[e])
+        out.append(total)
+    whole = torch.stack(out).view_as(x)
+    shared = layer.shared_experts
+    if shared is not None:
+        whole = whole + linear(activation(linear(x, shared.linear_fc1.weight)), shared.linear_fc2.weight)
+    return whole
+
+
+def _swiglu(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [
+        ({}, lambda x: relu(x).square()),
+        ({"squared_relu": False, "swiglu": True}, _swiglu),
+        (BIASED, lambda x: gelu(x, approximate="tanh")),
+        ({"moe_router_topk": 1, "num_moe_experts": 8}, lambda x: relu(x).square()),
+    ],
+)
+def test_agrees_with_a_loop_over_tokens(changes: dict[str, Any], activation: Any) -> None:
+    layer = _layer(moe_aux_loss_coeff=0.0, **changes)
+    x = torch.randn(11, 2, 64)
+    got = layer(x, MICROBATCH, StageReport())
+    want = _loop(layer, x, activation)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    dy = torch.randn_like(x)
+    grads = []
+    for out in (got, want):
+        layer.zero_grad()
+        out.backward(dy)
+        grads.append({name: p.grad.clone() for name, p in layer.named_parameters()})
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], rtol=1e-4, atol=1e-4)
+
+
+def test_idle_experts_get_exactly_zero() -> None:
+    layer = _layer(**BIASED)
+    layer.router.expert_bias_E.copy_(torch.tensor([0.0, 0.0, -1e9, -1e9]))
+    layer(torch.randn(9, 1, 64), MICROBATCH, StageReport()).sum().backward()
+    for param in layer.experts.parameters():
+        assert not param.grad[2:].any()
+        assert all(param.grad[e].any() for e in range(2))
+
+
+def test_rows_of_other_experts_do_not_change_an_expert() -> None:
+    layer = _layer()
+    rows, weights = torch.randn(12, 64), torch.rand(12)
+    alone = layer.experts(rows[:5], weights[:5], (5, 0, 0, 0))
+    together = layer.experts(rows, weights, (5, 0, 4, 3))
+    assert same_bits(alone.detach(), together[:5].detach())
+
+
+def test_parameters_are_stacked_under_one_name() -> None:
+    layer = _layer()
+    spec = layer.experts.linear_fc1.weight.spec
+    assert spec.name == "mlp.experts.linear_fc1.weight"
+    assert spec.shape == (4, 64, 64)
+    assert [shard.index for shard in spec.shards] == [0, 1, 2, 3]
+    assert spec.expert
+
+
+def test_experts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="expert-tensor"):
+        _layer_with_etp()
+
+
+def _layer_with_etp() -> None:
+    groups = groups_for_test()
+    wide = type(groups.etp)(axis="etp", ranks=(0, 1), rank=0, handle=None)
+    fields = {name: getattr(groups, name) for name in groups.__dataclass_fields__}
+    MoELayer("mlp", 0, tiny_config(**BIASED), tiny_context(type(groups)(**{**fields, "etp": wide})))
