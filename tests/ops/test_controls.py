@@ -32,7 +32,7 @@ def _drifting():
 
     def rms_norm(x, weight, eps):
         out = _reference("rms_norm")(x, weight, eps)
-        return torch.nextafter(out, torch.full_like(out, torch.inf)) if next(counter) % 5 == 4 else out
+        return out * (1.0 + 2.0**-23) if next(counter) % 5 == 4 else out
 
     return rms_norm
 
