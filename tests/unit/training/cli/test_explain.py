@@ -1,0 +1,28 @@
+"""Nearest names and the shapes of values."""
+
+from __future__ import annotations
+
+from megatron.core.config.fields import flags_of
+from megatron.training.cli.explain import nearest_names, unknown_flag, value_shape
+from megatron.training.config.run import config_classes
+
+KNOWN = ("--seq-length", "--sequence-parallel", "--hidden-size", "--seed")
+
+
+def test_nearest_names_put_completions_first_and_know_underscores():
+    assert nearest_names("--sequ", KNOWN)[0] == "--sequence-parallel"
+    assert nearest_names("--hidden_size", KNOWN)[0] == "--hidden-size"
+    assert nearest_names("--hiddensize", KNOWN)[0] == "--hidden-size"
+    assert nearest_names("--completely-else", KNOWN) == []
+
+
+def test_unknown_flag_hands_back_its_suggestions():
+    problem, names = unknown_flag("--seq-lenght", KNOWN)
+    assert names == ["--seq-length"]
+    assert problem.change == "did you mean --seq-length?"
+
+
+def test_every_flag_with_a_value_has_a_shape():
+    for cls in config_classes().values():
+        for flag in flags_of(cls):
+            assert flag.is_switch or value_shape(flag)

@@ -1,0 +1,125 @@
+"""From argv to a checked configuration: all problems in one block by the first rank, before torch, with exit code 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megatron.core.config.errors import ConfigError, DamagedInputError, Problem, TrainingStoppedError
+from megatron.training.config.run import RunConfig
+from megatron.training.setup import command_line
+from megatron.training.setup.command_line import exit_code_of, refuse, start_up
+from tests.support.settings import SMALL
+
+PROGRAM = (
+    "import sys\nfrom megatron.training.setup.command_line import checked_config, exit_code_of\n"
+    "config = checked_config(sys.argv[1:])\n"
+    "assert not {'torch', 'triton', 'tokenizers'} & set(sys.modules)\n"
+    "import os\nprint('workspace', os.environ.get('CUBLAS_WORKSPACE_CONFIG'))\n"
+)
+
+
+def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "HOME")}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *argv], env={**kept, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_good_command_line_is_dumped_and_the_environment_completed():
+    done = run(*SMALL, "--deterministic-mode", "--use-mcore-models")
+    assert done.returncode == 0, done.stderr
+    assert "  world_size ...................................... 1\n" in done.stdout
+    assert "  ffn_hidden_size ................................. 256\n" in done.stdout
+    assert done.stdout.endswith("workspace :4096:8\n")
+    assert done.stderr.startswith("warning: --use-mcore-models has no effect: ")
+
+
+def test_without_the_mode_the_environment_stays():
+    assert run(*SMALL).stdout.endswith("workspace None\n")
+
+
+def test_refusal_lists_flags_rules_and_environment_at_once_in_under_two_seconds():
+    start = time.monotonic()
+    argv = [*SMALL, "--deterministic-mode", "--fp16", "--moe-router-topk", "9", "--lr", "x", "--hiden-size", "3"]
+    done = run(*argv, CUBLAS_WORKSPACE_CONFIG="junk", NCCL_ALGO="Tree")
+    assert time.monotonic() - start < 2.0
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: configuration refused, 6 problems:\n")
+    for word in (
+        "--fp16",
+        "--moe-router-topk 9",
+        "--lr x",
+        "--hiden-size",
+        "CUBLAS_WORKSPACE_CONFIG=junk",
+        "NCCL_ALGO",
+    ):
+        assert word in done.stderr
+
+
+def test_other_ranks_are_silent_and_wait():
+    start = time.monotonic()
+    done = run(*SMALL, "--fp16", RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+    assert time.monotonic() - start > command_line.WAIT_S
+
+
+def test_world_size_of_the_launcher_is_the_one_that_counts():
+    done = run(*SMALL, "--tensor-model-parallel-size", "4", RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
+    assert done.returncode == 2
+    assert "2 processes with --tensor-model-parallel-size 4" in done.stderr
+    assert start_up(SMALL, {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "3"}).launch.world_size == 4
+
+
+def test_wrong_launch_is_named_with_what_else_is_wrong():
+    with pytest.raises(ConfigError) as caught:
+        start_up([*SMALL, "--fp16"], {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    assert "--fp16" in str(caught.value) and "RANK=5 with WORLD_SIZE=2" in str(caught.value)
+
+
+def test_misspelt_flag_is_not_reported_a_second_time_as_missing():
+    argv = [word.replace("--hidden-size", "--hiden-size") for word in SMALL]
+    with pytest.raises(ConfigError) as caught:
+        start_up(argv, {})
+    assert [problem.given for problem in caught.value.problems] == ["--hiden-size"]
+
+
+def test_help_ends_well_and_other_ranks_stay_silent():
+    done = run("--help")
+    assert done.returncode == 0 and "--tensor-model-parallel-size N" in done.stdout
+    assert run("--help", RANK="1", WORLD_SIZE="2").stdout == ""
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def ending(error: Exception | None):
+        def body(_: RunConfig) -> None:
+            if error is not None:
+                raise error
+
+        return exit_code_of(body, RunConfig())
+
+    assert ending(None) == 0
+    assert ending(ConfigError([Problem("--x", "y", "--x")])) == 2
+    assert ending(DamagedInputError("a.bin is cut off")) == 3
+    assert ending(TrainingStoppedError("iteration 3: nan")) == 4
+    assert "error on rank 0: a.bin is cut off" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError):
+        ending(ZeroDivisionError())
+
+
+def test_what_is_wrong_on_one_machine_only_is_said_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command_line, "WAIT_S", 0.0)
+    error = ConfigError([Problem("X=1 in the environment", "0", "X")])
+    assert refuse(error, 3, local=True) == 2
+    assert capsys.readouterr().err.startswith("error on rank 3: configuration refused, 1 problem:\n")
+    assert refuse(error, 3) == 2
+    assert capsys.readouterr().err == ""
