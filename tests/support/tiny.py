@@ -31,6 +31,7 @@ PATTERN = "ME*EM-"
 VOCAB_SIZE = 512
 SEQ_LENGTH = 64
 SEED = 1234
+CPU = torch.device("cpu")
 
 
 def tiny_config(**changes: Any) -> TransformerConfig:
@@ -105,18 +106,24 @@ def tiny_context(
 
 
 def tiny_batch(
-    shard: int, index: int, *, size: int = 1, seq_length: int = SEQ_LENGTH, vocab_size: int = VOCAB_SIZE
+    shard: int,
+    index: int,
+    *,
+    size: int = 1,
+    seq_length: int = SEQ_LENGTH,
+    vocab_size: int = VOCAB_SIZE,
+    device: torch.device = CPU,
 ) -> Batch:
     """Tokens of one logical micro-batch; every fifth position of the first sequence is masked out of the loss."""
     generator = torch.Generator().manual_seed(7919 * (shard + 1) + index)
-    text = torch.randint(0, vocab_size, (size, seq_length + 1), generator=generator)
-    mask = torch.ones(size, seq_length)
+    text = torch.randint(0, vocab_size, (size, seq_length + 1), generator=generator).to(device)
+    mask = torch.ones(size, seq_length, device=device)
     mask[0, ::5] = 0.0
     return Batch(
         tokens_BS=text[:, :-1].contiguous(),
         labels_BS=text[:, 1:].contiguous(),
         loss_mask_BS=mask,
-        position_ids_BS=torch.arange(seq_length).expand(size, -1).contiguous(),
+        position_ids_BS=torch.arange(seq_length, device=device).expand(size, -1).contiguous(),
     )
 
 
@@ -195,8 +202,14 @@ def run_microbatches(
     """Forward and backward of these (shard, micro-batch) pairs through all chunks of one rank."""
     losses, aux = {}, {}
     for shard, index in coordinates:
-        first = chunks[0]
-        batch = tiny_batch(shard, index, size=size, seq_length=first.config.seq_length, vocab_size=first.vocab_size)
+        batch = tiny_batch(
+            shard,
+            index,
+            size=size,
+            seq_length=chunks[0].config.seq_length,
+            vocab_size=chunks[0].vocab_size,
+            device=chunks[0].context.groups.device,
+        )
         microbatch = Microbatch(iteration=iteration, shard=shard, index=index, num_microbatches=num_microbatches)
         activation, layers = None, {}
         for chunk in chunks:
