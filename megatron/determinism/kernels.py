@@ -99,9 +99,15 @@ def _holds_kernel(path: Path) -> bool:
             return True
         if isinstance(node, ast.ImportFrom) and _root(node.module or "") in KERNEL_PACKAGES:
             return True
-        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d).split(".") for d in node.decorator_list):
+        if isinstance(node, ast.FunctionDef) and any(_compiles(decorator) for decorator in node.decorator_list):
             return True
     return False
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    """Whether a decorator's last name is ``jit``, called or not."""
+    name = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(name).rpartition(".")[2] == "jit"
 
 
 def _root(module: str) -> str:

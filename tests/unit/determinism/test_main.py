@@ -1,0 +1,56 @@
+"""The command line of megatron-determinism: usage errors are 2 and say what exists."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron.determinism import __main__ as command
+from tests.support.fingerprints import record, write_folder
+from tests.unit.determinism.test_verify import launch
+
+
+def test_compare_prints_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folders = [str(write_folder(tmp_path / name, [record(1)])) for name in "ab"]
+    assert command.run(["compare", *folders]) == 0
+    assert capsys.readouterr().out.startswith("identical on all 1 common iteration (iteration 1)\n")
+
+
+def test_verify_runs_what_follows_the_dashes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert command.run(["verify", "--dir", str(tmp_path), "--json", "--", *launch("steady")]) == 0
+    assert json.loads(capsys.readouterr().out)["legs"] == 2
+
+
+def test_kernels_check_runs_apart(capfd: pytest.CaptureFixture[str]):
+    assert command.run(["kernels", "check", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["verdict"] == "same"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "{compare,verify,kernels}"),
+        (["bisect"], "choose from 'compare', 'verify', 'kernels'"),
+        (["compare", "a"], "required: b"),
+        (["compare", "a", "b", "--", "c"], "compare takes no command after --"),
+        (["compare", "a", "b", "--js"], "unrecognized arguments: --js"),
+        (["verify"], "verify needs the command to run, after --"),
+        (["verify", "--runs", "1", "--", "true"], "--runs 1: at least 2"),
+        (["verify", "--resume-at", "3", "--", "true"], "--resume-at: not built yet"),
+    ],
+)
+def test_wrong_usage(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        command.run(argv)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_console_script_ends_with_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["megatron-determinism", "compare", str(tmp_path), str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        command.main()
+    assert caught.value.code == 3

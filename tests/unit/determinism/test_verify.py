@@ -1,0 +1,80 @@
+"""verify: fresh processes, a folder each, and the verdict of compare; a leg that fails is said."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+
+from megatron.determinism.report import Exit
+from megatron.determinism.verify import default_folder, verify
+
+# A stand-in for a training command: writes the fingerprint of a run whose weights depend on what argv says.
+LEG = """
+import os, sys
+from pathlib import Path
+from tests.support.fingerprints import record, write_folder
+folder = Path(sys.argv[-1])
+assert sys.argv[-2] == "--fingerprint-dir"
+kind = sys.argv[1]
+print("hello from", folder.name)
+if kind == "fails" and folder.name == "leg_2":
+    sys.exit("out of luck")
+digest = f"{os.getpid():032x}" if kind == "drifts" else "0" * 32
+if kind != "silent":
+    write_folder(folder, [record(1), record(2, params=digest)])
+"""
+
+
+def launch(kind: str) -> list[str]:
+    return [sys.executable, "-c", LEG, kind]
+
+
+def test_equal_legs(tmp_path: Path):
+    outcome = verify(launch("steady"), tmp_path / "v", runs=3)
+    assert outcome.exit == Exit.SAME, outcome
+    assert outcome.verdict == "3 legs identical on all 2 common iterations (iterations 1 to 2)"
+    assert (tmp_path / "v" / "leg_3.log").read_text() == "hello from leg_3\n"
+
+
+def test_legs_that_differ_are_named(tmp_path: Path):
+    outcome = verify(launch("drifts"), tmp_path, runs=2)
+    assert outcome.exit == Exit.DIFFERENT
+    assert outcome.verdict == "different: first at iteration 2, in params"
+    assert f"A = {tmp_path / 'leg_1'}, B = {tmp_path / 'leg_2'}" in outcome.details[0]
+
+
+def test_leg_that_fails_shows_its_last_words(tmp_path: Path):
+    outcome = verify(launch("fails"), tmp_path, runs=2)
+    assert outcome.exit == Exit.DAMAGED
+    assert "exit code 1" in outcome.verdict
+    assert any("out of luck" in line for line in outcome.details)
+
+
+def test_leg_without_a_fingerprint_is_damage(tmp_path: Path):
+    outcome = verify(launch("silent"), tmp_path, runs=2)
+    assert outcome.exit == Exit.DAMAGED
+    assert "manifest.json" in outcome.verdict
+
+
+def test_command_that_cannot_start(tmp_path: Path):
+    outcome = verify([str(tmp_path / "no-such-program")], tmp_path, runs=2)
+    assert outcome.exit == Exit.DAMAGED
+    assert "could not start" in outcome.verdict
+
+
+def test_folder_of_earlier_legs_is_left_alone(tmp_path: Path):
+    (tmp_path / "leg_2").mkdir()
+    outcome = verify(launch("steady"), tmp_path, runs=2)
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert "leg_2 exists already" in outcome.verdict
+    assert not (tmp_path / "leg_1").exists()
+
+
+def test_fingerprint_folder_belongs_to_the_legs(tmp_path: Path):
+    for words in (["--fingerprint-dir", "x"], ["--fingerprint-dir=x"]):
+        assert verify([*launch("steady"), *words], tmp_path, runs=2).exit == Exit.NOT_COMPARABLE
+
+
+def test_default_folder_carries_the_time():
+    assert default_folder(datetime.datetime(2026, 8, 1, 9, 5, 7)) == Path("runs/verify_20260801_090507")
