@@ -21,6 +21,9 @@ from megatron.core.process_groups.groups import ProcessGroups
 DIGESTS = ("params", "main_params", "exp_avg", "exp_avg_sq")
 """What ``state_digests`` covers."""
 
+# The digest works on int64 copies of what it is given.
+_AT_ONCE = 1 << 22
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
@@ -175,5 +178,6 @@ def _digests(
                 values = state.buffer.weights[piece.offset : piece.stop]
             else:
                 values = state.view(tensors[kind], piece.offset, piece.stop)
-            total += layout_free_digest(values, piece.spec.name, piece.shard, piece.start)
+            for at, part in enumerate(values.split(_AT_ONCE)):
+                total += layout_free_digest(part, piece.spec.name, piece.shard, piece.start + at * _AT_ONCE)
     return totals

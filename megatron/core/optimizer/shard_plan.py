@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.core.contracts.flat_buffer import Piece, Span
@@ -29,6 +29,16 @@ def plan_runs(span: Span, fact: Callable[[Piece], Hashable]) -> tuple[Run, ...]:
             runs.append(Run(start=piece.offset, stop=span.stop, fact=value))
     stops = [run.start for run in runs[1:]] + [span.stop]
     return tuple(replace(run, stop=stop) for run, stop in zip(runs, stops, strict=False))
+
+
+def split_runs(runs: Iterable[Run], longest: int) -> tuple[Run, ...]:
+    """The same runs in parts of at most ``longest`` elements (a multiple of ``SHARD_ALIGNMENT``), which bounds the
+    temporaries of whoever works on one part at a time."""
+    return tuple(
+        replace(run, start=start, stop=min(start + longest, run.stop))
+        for run in runs
+        for start in range(run.start, run.stop, longest)
+    )
 
 
 class StateOffsets:

@@ -9,8 +9,10 @@ import torch
 from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.digest.bits import same_bits
-from megatron.core.optimizer.shard_plan import Run, StateOffsets, plan_runs
+from megatron.core.optimizer.shard_plan import Run, StateOffsets, plan_runs, split_runs
 from megatron.core.rng.initial_values import draw_parameter
+
+_AT_ONCE = 1 << 24
 
 
 class ShardedState:
@@ -31,9 +33,8 @@ class ShardedState:
         self.main_params, self.exp_avg, self.exp_avg_sq = (
             torch.zeros(self._offsets.numel, dtype=torch.float32, device=device) for _ in range(3)
         )
-        self.runs: tuple[Run, ...] = tuple(
-            run for span in self.spans for run in plan_runs(span, lambda piece: piece.spec.weight_decay)
-        )
+        runs = (run for span in self.spans for run in plan_runs(span, lambda piece: piece.spec.weight_decay))
+        self.runs: tuple[Run, ...] = split_runs(runs, _AT_ONCE)
         self._draw_masters(seed)
 
     def tensors(self) -> dict[str, torch.Tensor]:
