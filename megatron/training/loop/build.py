@@ -65,7 +65,7 @@ class Run:
             total_samples=len(dataset),
             micro_batch_size=training.micro_batch_size,
             logical_data_parallel_size=self.layout.ldp,
-            loader=data.dataloader_type,
+            loader="cyclic" if data.dataloader_type == "cyclic" else "single",
             data_sharding=data.data_sharding,
         )
         return BatchReader(

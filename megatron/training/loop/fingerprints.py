@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from megatron.core.config.errors import ConfigError
 from megatron.core.digest.bits import digest_hex
@@ -42,7 +46,7 @@ def run_manifest(run: Run, start_iteration: int) -> dict[str, dict]:
         start_iteration=start_iteration,
         hosts=list(dict.fromkeys(str(h) for h in hosts)),
         backend=run.backend,
-        promise=run.ops.promise.name if run.config.numerics.deterministic_mode else "NONE",
+        promise=run.ops.promise.name,
         nccl=launch_environment(environment),
         switches=switches(),
         source=source_digest(),
@@ -81,26 +85,29 @@ class Fingerprints:
         if not self._writer.wants(step.iteration):
             return
         balancing = [value for name, value in step.losses.items() if "load_balancing" in name]
-        numbers = {
-            "iteration": step.iteration,
-            "consumed_samples": step.consumed_samples,
-            "lm_loss": step.losses["lm loss"],
-            "load_balancing_loss": sum(balancing) if balancing else None,
-            "grad_norm": step.grad_norm,
-            "learning_rate": step.learning_rate,
-        }
-        shared: dict[str, str] = {}
-        own: dict[str, str] = {}
-        if self._state:
-            optimizer, groups = self._run.step.optimizer, self._run.groups
-            shared = {name: digest_hex(total) for name, total in optimizer.state_digests().items()}
-            own = {name: digest_hex(total) for name, total in optimizer.local_digests().items()}
-            shared["data"] = digest_hex(sum_integers(groups.dp, digest.to(groups.device)).cpu())
-            own["data"] = digest_hex(digest)
-            shared["rng"] = key_state_digest(self._run.config.training.seed, step.iteration)
-            own["rng"] = generator_digest()
-        self._writer.write(StepRecord(**numbers, **shared), StepRecord(**numbers, **own))
+        numbers = StepRecord(
+            iteration=step.iteration,
+            consumed_samples=step.consumed_samples,
+            lm_loss=step.losses["lm loss"],
+            load_balancing_loss=sum(balancing) if balancing else None,
+            grad_norm=step.grad_norm,
+            learning_rate=step.learning_rate,
+        )
+        if not self._state:
+            self._writer.write(numbers, numbers)
+            return
+        optimizer, groups = self._run.step.optimizer, self._run.groups
+        whole = sum_integers(groups.dp, digest.to(groups.device)).cpu()
+        keys = key_state_digest(self._run.config.training.seed, step.iteration)
+        self._writer.write(
+            replace(numbers, **_hex(optimizer.state_digests()), data=digest_hex(whole), rng=keys),
+            replace(numbers, **_hex(optimizer.local_digests()), data=digest_hex(digest), rng=generator_digest()),
+        )
 
     def close(self) -> None:
         """Sync and close the files."""
         self._writer.close()
+
+
+def _hex(digests: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: digest_hex(total) for name, total in digests.items()}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron.core.models.hybrid.hybrid_layer_allocation import LAYER_SYMBOLS
 from megatron.training.config.resolve import pattern_of
 from megatron.training.config.run import RunConfig
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.build import Run, build_run
 from megatron.training.loop.exit import ExitRule
 from megatron.training.loop.fingerprints import Fingerprints, run_manifest
-from megatron.training.observe.curves import draw_curves
 from megatron.training.observe.flops import flops_per_sample
 from megatron.training.observe.log_line import LogLineFormat
-from megatron.training.observe.observers import LogLines, MetricsFile, Observer, ProgressBar, TensorBoard
+from megatron.training.observe.observers import Observer, build_observers
 from megatron.training.observe.run_manifest import write_json
 from megatron.training.setup.distributed import stop_process_group
 from megatron.training.setup.environment import find_launch, read_environment
@@ -32,7 +31,7 @@ def pretrain(config: RunConfig) -> None:
     run = build_run(config, find_launch(read_environment()))
     manifest = run_manifest(run, start_iteration=0)
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
-    observers = build_observers(run, manifest)
+    observers = _observers(run, manifest)
     try:
         _train(run, observers, fingerprints, ExitRule(run.config.training, started))
     finally:
@@ -40,7 +39,6 @@ def pretrain(config: RunConfig) -> None:
             observer.close()
         if fingerprints is not None:
             fingerprints.close()
-    _draw(run)
     stop_process_group()
 
 
@@ -83,8 +81,8 @@ def _evaluate(
     return consumed_valid + batches * run.config.training.global_batch_size
 
 
-def build_observers(run: Run, manifest: dict[str, dict]) -> list[Observer]:
-    """The observers of this rank: all on the last rank, as in Megatron; elsewhere none. The run folder gets its
+def _observers(run: Run, manifest: dict[str, dict]) -> list[Observer]:
+    """The observers of this rank: all on the last rank, as in Megatron; none elsewhere. The run folder gets its
     manifest."""
     if not run.groups.world.is_last:
         return []
@@ -94,25 +92,13 @@ def build_observers(run: Run, manifest: dict[str, dict]) -> list[Observer]:
         world_size=run.groups.world.size,
         flops_per_sample=_flops(config) if logging.log_throughput else None,
     )
-    observers: list[Observer] = [LogLines(shape, logging.log_interval)]
+    observers = build_observers(logging, shape, start_iteration=0)
     if logging.run_dir:
-        observers.append(MetricsFile(Path(logging.run_dir)))
         write_json(Path(logging.run_dir) / "manifest.json", manifest)
-    if logging.tensorboard_dir:
-        observers.append(TensorBoard(Path(logging.tensorboard_dir), logging.tensorboard_log_interval))
-    if sys.stderr.isatty():
-        observers.append(ProgressBar(config.training.train_iters, 0))
     return observers
 
 
 def _flops(config: RunConfig) -> float:
     pattern = pattern_of(config.model)
-    counts = {symbol: pattern.count(symbol) for symbol in "M*-E"}
+    counts = {symbol: pattern.count(symbol) for symbol in LAYER_SYMBOLS}
     return flops_per_sample(config.model, counts, config.tokenizer.padded_vocab_size)
-
-
-def _draw(run: Run) -> None:
-    if run.groups.world.is_last and run.config.logging.run_dir:
-        folder = Path(run.config.logging.run_dir)
-        name = folder.resolve().name
-        draw_curves({name: folder / "metrics.jsonl"}, folder / "curves.png", f"Training run {name}")

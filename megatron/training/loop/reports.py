@@ -44,7 +44,8 @@ def gather_losses(
     then micro-batch, then layer.
 
     Raises:
-        TrainingStoppedError: with ``check``: a loss is not finite; on every rank at once, naming shard, micro-batch and rank.
+        TrainingStoppedError: with ``check``: a loss is not finite; on every rank at once, naming shard,
+            micro-batch and rank.
     """
     rows = _pack(reports, expected, groups.device)
     stages = all_gather(groups.pp, rows)

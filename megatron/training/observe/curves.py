@@ -1,15 +1,13 @@
-"""The picture of a run: loss and gradient norm over iterations, as a PNG."""
+"""The picture of a run: loss and gradient norm over iterations, as a PNG; needs the package matplotlib."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-
-from matplotlib import pyplot  # noqa: E402  the backend must be chosen before pyplot is imported
+from megatron.training.observe.step_record import StepMetrics
 
 
 def read_metrics(file: Path) -> tuple[list[dict], list[dict]]:
@@ -23,7 +21,8 @@ def draw_curves(runs: dict[str, Path], out: Path, title: str) -> None:
 
     ``runs`` maps legend names to files; later runs are drawn thinner, so that identical curves stay visible.
     """
-    figure, (loss_axes, norm_axes) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 7), height_ratios=(3, 2))
+    figure = Figure(figsize=(9, 7))
+    loss_axes, norm_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for number, (name, file) in enumerate(runs.items()):
         train, valid = read_metrics(file)
         style = {"linewidth": max(0.8, 4.0 - 1.6 * number), "alpha": 0.45 + 0.5 * (number > 0)}
@@ -44,4 +43,23 @@ def draw_curves(runs: dict[str, Path], out: Path, title: str) -> None:
         axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
-    pyplot.close(figure)
+
+
+class CurvesPicture:
+    """Draws ``curves.png`` beside ``metrics.jsonl`` when the run ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_step(self, step: StepMetrics) -> None:
+        """As ``Observer.on_step``."""
+
+    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
+        """As ``Observer.on_validation``."""
+
+    def close(self) -> None:
+        """Draw, if there was a step."""
+        metrics = self._folder / "metrics.jsonl"
+        if metrics.stat().st_size:
+            name = self._folder.resolve().name
+            draw_curves({name: metrics}, self._folder / "curves.png", f"Training run {name}")

@@ -1,16 +1,16 @@
-"""Who is told about every step: the log line, metrics.jsonl, TensorBoard, the progress bar."""
+"""Who is told about every step: the log line, metrics.jsonl and, where their packages are installed, TensorBoard, a
+progress bar and the picture of the run."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
-
+from megatron.core.config.errors import ConfigError, Problem
+from megatron.training.config.training import LoggingConfig
 from megatron.training.observe.log_line import LogLineFormat, training_line, validation_block
 from megatron.training.observe.step_record import StepMetrics
 
@@ -77,65 +77,34 @@ class MetricsFile:
         self._file.close()
 
 
-class TensorBoard:
-    """Megatron's scalar names, each with its twin over consumed samples."""
-
-    def __init__(self, folder: Path, interval: int) -> None:
-        self._writer, self._interval = SummaryWriter(str(folder)), interval
-
-    def on_step(self, step: StepMetrics) -> None:
-        """As ``Observer.on_step``."""
-        if step.iteration % self._interval:
-            return
-        scalars: dict[str, float] = {
-            "learning-rate": step.learning_rate,
-            "batch-size": step.global_batch_size,
-            **step.losses,
-            "loss-scale": 1.0,
-            "grad-norm": step.grad_norm,
-        }
-        if step.num_zeros is not None:
-            scalars["num-zeros"] = step.num_zeros
-        if step.params_norm is not None:
-            scalars["params-norm"] = step.params_norm
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step.iteration)
-            self._writer.add_scalar(f"{name} vs samples", value, step.consumed_samples)
-        self._writer.add_scalar("iteration-time", step.elapsed_s, step.iteration)
-
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
-        """As ``Observer.on_validation``."""
-        for name, value in losses.items():
-            self._writer.add_scalar(f"{name} validation", value, iteration)
-            self._writer.add_scalar(f"{name} validation vs samples", value, consumed_samples)
-
-    def close(self) -> None:
-        """As ``Observer.close``."""
-        self._writer.close()
-
-
-class ProgressBar:
-    """A bar on standard error; build it only where that is a terminal."""
-
-    def __init__(self, total: int, start: int) -> None:
-        self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
+def _require_package(package: str, flag: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        problem = Problem(
+            f"{flag} without the package {package}", f"pip install {package}", f"install it or drop {flag}"
         )
-        self._task = self._progress.add_task("training", total=total, completed=start, loss=float("nan"))
-        self._progress.start()
+        raise ConfigError([problem])
 
-    def on_step(self, step: StepMetrics) -> None:
-        """As ``Observer.on_step``."""
-        self._progress.update(self._task, completed=step.iteration, loss=step.losses["lm loss"])
 
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
-        """As ``Observer.on_validation``."""
+def build_observers(logging: LoggingConfig, shape: LogLineFormat, start_iteration: int) -> list[Observer]:
+    """The observers that the settings ask for; a progress bar where standard error is a terminal.
 
-    def close(self) -> None:
-        """As ``Observer.close``."""
-        self._progress.stop()
+    Raises:
+        ConfigError: an optional package that a flag needs is not installed.
+    """
+    observers: list[Observer] = [LogLines(shape, logging.log_interval)]
+    if logging.run_dir:
+        _require_package("matplotlib", "--run-dir")
+        from megatron.training.observe.curves import CurvesPicture
+
+        # The picture is drawn from the file, so it is told to close after it.
+        observers += [MetricsFile(Path(logging.run_dir)), CurvesPicture(Path(logging.run_dir))]
+    if logging.tensorboard_dir:
+        _require_package("tensorboard", "--tensorboard-dir")
+        from megatron.training.observe.tensorboard import TensorBoard
+
+        observers.append(TensorBoard(Path(logging.tensorboard_dir), logging.tensorboard_log_interval))
+    if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
+        from megatron.training.observe.progress_bar import ProgressBar
+
+        observers.append(ProgressBar(shape.train_iters, start_iteration))
+    return observers
