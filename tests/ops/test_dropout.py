@@ -30,7 +30,7 @@ def test_pieces_of_the_draw_do_not_show(monkeypatch):
     x = torch.randn(SHAPE)
     want = reference.dropout(x, KEY, SHAPE, WHOLE, 0.3)
     for size in (1, 60, 70):
-        monkeypatch.setitem(deterministic.masked.__globals__, "_AT_ONCE", size)
+        monkeypatch.setitem(deterministic.drawn_mask.__globals__, "_AT_ONCE", size)
         assert same_bits(deterministic.dropout(x, KEY, SHAPE, WHOLE, 0.3), want)
 
 

@@ -16,8 +16,9 @@ def adam_step(
 ) -> None:
     """See the reference; the bits are the same because every operation is elementwise."""
     size = _PIECE[param.device.type]
-    for piece in zip(*(t.split(size) for t in (param, grad, exp_avg, exp_avg_sq)), strict=True):
-        reference.adam_step(*piece, scalars)
+    pieces = (t.split(size) for t in (param, grad, exp_avg, exp_avg_sq))
+    for p, g, mean, square in zip(*pieces, strict=True):
+        reference.adam_step(p, g, mean, square, scalars)
 
 
 VARIANT = Variant(

@@ -30,7 +30,7 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
     return out
 
 
-_EACH = {0: 0, 1: 0, 2: 0, 3: 0}
+_EACH: dict[int | str, int] = {0: 0, 1: 0, 2: 0, 3: 0}
 
 SPEC = OpSpec(
     name="adam_step",

@@ -1,6 +1,11 @@
-"""``attention`` by blocks of queries: keeps only its inputs and computes each block again in the backward."""
+"""``attention`` by blocks of queries: keeps only its inputs and computes each block again in the backward.
+
+A sequence of one block keeps its weights instead.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -11,8 +16,13 @@ from megatron.core.ops.registry import Guarantee, Variant
 BLOCK = 512
 
 
-def _block(q_SBND, k_SBGD, v_SBGD, scale, start, keep):
-    """Outputs of the queries from ``start`` on, in the type of ``v_SBGD``; the keys end where the queries end."""
+_Tensors = Sequence[torch.Tensor]
+_Keep = tuple[torch.Tensor, float] | None
+
+
+def _block(qkv: _Tensors, scale: float, start: int, keep: _Keep) -> torch.Tensor:
+    """Outputs of the queries from ``start`` on, in their type; keys and values end where the queries end."""
+    q_SBND, k_SBGD, v_SBGD = qkv
     weights = attention_weights(q_SBND, k_SBGD, scale, first=start)
     if keep is not None:
         keep_BNSS, p = keep
@@ -29,7 +39,7 @@ class _BlockedAttention(torch.autograd.Function):
         out_SBND = torch.empty_like(q_SBND, memory_format=torch.contiguous_format)
         for start in range(0, q_SBND.shape[0], BLOCK):
             stop = start + BLOCK
-            out_SBND[start:stop] = _block(q_SBND[start:stop], k_SBGD[:stop], v_SBGD[:stop], scale, start, keep)
+            out_SBND[start:stop] = _block((q_SBND[start:stop], k_SBGD[:stop], v_SBGD[:stop]), scale, start, keep)
         return out_SBND
 
     @staticmethod
@@ -44,7 +54,7 @@ class _BlockedAttention(torch.autograd.Function):
             # fp32 leaves, so that the blocks' gradients of keys and values add up before they are rounded.
             leaves = [t.detach().float().requires_grad_() for t in parts]
             with torch.enable_grad():
-                out = _block(*leaves, ctx.scale, start, ctx.keep)
+                out = _block(leaves, ctx.scale, start, ctx.keep)
             dq, dk, dv = torch.autograd.grad(out, leaves, dout_SBND[start:stop].float())
             dq_SBND[start:stop] = dq
             dk_SBGD[:stop].add_(dk)
@@ -57,9 +67,12 @@ def blocked_attention(
     k_SBGD: torch.Tensor,
     v_SBGD: torch.Tensor,
     scale: float,
-    keep: tuple[torch.Tensor, float] | None,
+    keep: _Keep,
 ) -> torch.Tensor:
-    """Causal attention by blocks of ``BLOCK`` queries; ``keep`` is the dropout mask [B, N, S, S] and p."""
+    """Causal attention by blocks of ``BLOCK`` queries, in one piece if there are no more; ``keep`` is the dropout mask
+    [B, N, S, S] and p."""
+    if q_SBND.shape[0] <= BLOCK:
+        return _block((q_SBND, k_SBGD, v_SBGD), scale, 0, keep)
     return _BlockedAttention.apply(q_SBND, k_SBGD, v_SBGD, scale, keep)
 
 

@@ -1,4 +1,4 @@
-"""``dropout`` that draws its mask in pieces, and again in the backward instead of keeping it."""
+"""``dropout`` that draws its mask in pieces, so that the integers stay small, and keeps one byte per element."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from megatron.core.ops.dropout.reference import check
 from megatron.core.ops.philox import Key, box_index, keep_mask
 from megatron.core.ops.registry import Guarantee, Variant
 
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 16
 
 
-def masked(
-    x: torch.Tensor, key: Key, shape: tuple[int, ...], box: tuple[tuple[int, int], ...], p: float
+def drawn_mask(
+    key: Key, shape: tuple[int, ...], box: tuple[tuple[int, int], ...], p: float, device: torch.device
 ) -> torch.Tensor:
-    """``x / (1 - p)`` where kept, +0.0 elsewhere, a few rows of the first dimension at a time."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    """The boolean mask of a box, drawn a few rows of its first dimension at a time."""
+    keep = torch.empty([stop - start for start, stop in box], dtype=torch.bool, device=device)
     (first, last), *rest = box
     rows = max(1, _AT_ONCE // max(1, math.prod(stop - start for start, stop in rest)))
     for start in range(first, last, rows):
         stop = min(last, start + rows)
-        keep = keep_mask(key, box_index(shape, ((start, stop), *rest), x.device), p)
-        piece = slice(start - first, stop - first)
-        out[piece] = torch.where(keep, x[piece].float() * (1.0 / (1.0 - p)), 0.0)
-    return out
+        index = box_index(shape, ((start, stop), *rest), device)
+        keep[start - first : stop - first] = keep_mask(key, index, p)
+    return keep
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, key, shape, box, p):
-        ctx.drawn = key, shape, box, p
-        return masked(x, key, shape, box, p)
+    def forward(ctx, x, keep, scale):
+        ctx.save_for_backward(keep)
+        ctx.scale = scale
+        return torch.where(keep, x.float() * scale, 0.0).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
-        return masked(dy, *ctx.drawn), None, None, None, None
+        (keep,) = ctx.saved_tensors
+        return torch.where(keep, dy.float() * ctx.scale, 0.0).to(dy.dtype), None, None
 
 
 def dropout(
@@ -46,7 +47,7 @@ def dropout(
 ) -> torch.Tensor:
     """See the reference."""
     check(x, box, p)
-    return _Dropout.apply(x, key, shape, box, p)
+    return _Dropout.apply(x, drawn_mask(key, shape, box, p, x.device), 1.0 / (1.0 - p))
 
 
 VARIANT = Variant(

@@ -40,7 +40,7 @@ SPEC = OpSpec(
     name="dropout",
     promise="dropout(x, key, shape, box, p) -> x / (1 - p) where Philox(key, global index) keeps the element, "
     "else +0.0; x is the box ((start, stop), ...) of a global tensor of that shape.",
-    order="Elementwise; the backward makes the same mask again.",
+    order="Elementwise; the backward uses the same mask.",
     cases=cases,
     tolerance=tolerances(1e-6, 1e-2, "one fp32 product"),
     exact=True,

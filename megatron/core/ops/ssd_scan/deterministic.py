@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -9,12 +11,16 @@ from megatron.core.ops.elementwise import softplus
 from megatron.core.ops.fixed_order import prefix_sum
 from megatron.core.ops.registry import Guarantee, Variant
 
+_Tensors = Sequence[torch.Tensor]
 
-def _chunk(A_log, dt_bias, D, x, dt, B, C, state):
+
+def _chunk(per_head: _Tensors, rows: _Tensors, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs ``[B, G, N/G, C, D]`` of one chunk and the state ``[B, G, N/G, D, K]`` after it, in fp32.
 
+    ``per_head`` are A_log, dt_bias and D as fp32 ``[G, N/G]``; ``rows`` x, dt, B and C as ``[B, G, N/G or 1, C, ..]``.
     Running sums of decays are kept in fp64, so that their differences are good however far they have run.
     """
+    (A_log, dt_bias, D), (x, dt, B, C) = per_head, rows
     length = x.shape[-2]
     step = softplus(dt.float() + dt_bias.unsqueeze(-1))
     running = prefix_sum((-A_log.exp().unsqueeze(-1) * step).double())
@@ -48,7 +54,7 @@ class _Scan(torch.autograd.Function):
         out, before = torch.empty_like(x_BSND, memory_format=torch.contiguous_format), []
         for start in range(0, x_BSND.shape[1], chunk_size):
             before.append(state)
-            y, state = _chunk(*per_head, *(t[:, :, :, start : start + chunk_size] for t in rows), state)
+            y, state = _chunk(per_head, [t[:, :, :, start : start + chunk_size] for t in rows], state)
             out[:, start : start + chunk_size] = _ungrouped(y)
         ctx.save_for_backward(A_log_N, dt_bias_N, D_N, x_BSND, dt_BSN, B_BSGK, C_BSGK, *before)
         ctx.chunk_size = chunk_size
@@ -68,7 +74,7 @@ class _Scan(torch.autograd.Function):
             part = slice(i * chunk_size, (i + 1) * chunk_size)
             leaves = [t.detach().requires_grad_() for t in (*per_head, *(t[:, :, :, part] for t in rows), before[i])]
             with torch.enable_grad():
-                y, after = _chunk(*leaves)
+                y, after = _chunk(leaves[:3], leaves[3:7], leaves[7])
             grads = torch.autograd.grad((y, after), leaves, (dy[:, :, :, part].float(), dstate))
             for total, grad in zip(dper_head, grads[:3], strict=True):
                 total.add_(grad)
