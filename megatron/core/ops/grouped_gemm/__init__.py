@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatron.core.ops.grouped_gemm import reference
+from megatron.core.ops.grouped_gemm import deterministic_torch_grouped, reference
 from megatron.core.ops.grouped_gemm.spec import SPEC
 from megatron.core.ops.registry import Op
 
-OP = Op(spec=SPEC, variants=(reference.VARIANT,))
+OP = Op(spec=SPEC, variants=(deterministic_torch_grouped.VARIANT, reference.VARIANT))

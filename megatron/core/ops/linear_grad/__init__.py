@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatron.core.ops.linear_grad import reference
+from megatron.core.ops.linear_grad import deterministic, deterministic_torch_addmm, reference
 from megatron.core.ops.linear_grad.spec import SPEC
 from megatron.core.ops.registry import Op
 
-OP = Op(spec=SPEC, variants=(reference.VARIANT,))
+OP = Op(spec=SPEC, variants=(deterministic_torch_addmm.VARIANT, deterministic.VARIANT, reference.VARIANT))

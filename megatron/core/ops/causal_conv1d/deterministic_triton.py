@@ -1,0 +1,89 @@
+"""``causal_conv1d`` as one Triton kernel each way, and a two-stage sum for the parameters' gradients."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from megatron.core.ops.causal_conv1d.kernels.causal_conv1d import causal_conv1d_bwd_kernel, causal_conv1d_fwd_kernel
+from megatron.core.ops.column_sum import column_sum
+from megatron.core.ops.registry import Guarantee, Variant
+
+BLOCK_C = 256
+"""Channels of a program, two to a thread."""
+FORWARD_RUN, BACKWARD_RUN = 64, 128
+"""Positions of a program; a power of two."""
+MAX_WIDTH = 4
+
+
+class _CausalConv1d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_BSC: torch.Tensor, weight_CW: torch.Tensor, bias_C: torch.Tensor) -> torch.Tensor:
+        batch, length, channels = x_BSC.shape
+        y_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
+        if y_BSC.numel():
+            causal_conv1d_fwd_kernel[(triton.cdiv(channels, BLOCK_C), triton.cdiv(length, FORWARD_RUN), batch)](
+                x_ptr=x_BSC,
+                weight_ptr=weight_CW,
+                bias_ptr=bias_C,
+                y_ptr=y_BSC,
+                length=length,
+                num_channels=channels,
+                batch_stride=x_BSC.stride(0),
+                x_stride=x_BSC.stride(1),
+                W=weight_CW.shape[1],
+                RUN=FORWARD_RUN,
+                BLOCK_C=BLOCK_C,
+                num_warps=4,
+            )
+        ctx.save_for_backward(x_BSC, weight_CW, bias_C)
+        return y_BSC
+
+    @staticmethod
+    def backward(ctx, dy_BSC: torch.Tensor):
+        x_BSC, weight_CW, bias_C = ctx.saved_tensors
+        (batch, length, channels), width = x_BSC.shape, weight_CW.shape[1]
+        dx_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
+        runs = triton.cdiv(length, BACKWARD_RUN)
+        parts = torch.empty(batch * runs, 5 * channels, dtype=torch.float32, device=x_BSC.device)
+        if dx_BSC.numel():
+            causal_conv1d_bwd_kernel[(triton.cdiv(channels, BLOCK_C), runs, batch)](
+                x_ptr=x_BSC,
+                dy_ptr=dy_BSC.contiguous(),
+                weight_ptr=weight_CW,
+                bias_ptr=bias_C,
+                dx_ptr=dx_BSC,
+                parts_ptr=parts,
+                length=length,
+                num_channels=channels,
+                batch_stride=x_BSC.stride(0),
+                x_stride=x_BSC.stride(1),
+                W=width,
+                RUN=BACKWARD_RUN,
+                BLOCK_C=BLOCK_C,
+                num_warps=4,
+            )
+        total = column_sum(parts).view(5, channels)
+        return dx_BSC, total[4 - width : 4].t().to(weight_CW.dtype).contiguous(), total[4].to(bias_C.dtype)
+
+
+def causal_conv1d(x_BSC: torch.Tensor, weight_CW: torch.Tensor, bias_C: torch.Tensor) -> torch.Tensor:
+    """Same contract as the reference; a slice of a wider projection is read in place.
+
+    Raises:
+        ValueError: the window is wider than 4 positions.
+    """
+    if weight_CW.shape[1] > MAX_WIDTH:
+        raise ValueError(f"causal_conv1d takes windows of up to {MAX_WIDTH} positions, not {weight_CW.shape[1]}")
+    if x_BSC.stride(2) != 1:
+        x_BSC = x_BSC.contiguous()
+    return _CausalConv1d.apply(x_BSC, weight_CW.contiguous(), bias_C.contiguous())
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=causal_conv1d,
+    guarantee={"cuda": Guarantee.BATCH},
+    why="Elementwise tap by tap; parameter gradients of a fixed split of the positions, added in program order.",
+    sources=("megatron.core.ops.causal_conv1d.kernels.causal_conv1d", "megatron.core.ops.column_sum"),
+)

@@ -1,0 +1,42 @@
+"""``cross_entropy_stats`` as one Triton kernel that reads the logits once."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.core.ops.cross_entropy_stats.kernels.cross_entropy_stats import cross_entropy_stats_kernel
+from megatron.core.ops.launch import power_of_two, rows_of
+from megatron.core.ops.registry import Guarantee, Variant
+
+MAX_BLOCK = 8192
+
+
+def cross_entropy_stats(
+    logits_TV: torch.Tensor, target_T: torch.Tensor, num_valid: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Same contract as the reference."""
+    logits_TV = rows_of(logits_TV.detach())
+    max_T, sum_exp_T, picked_T = torch.empty(3, logits_TV.shape[0], device=logits_TV.device).unbind()
+    if logits_TV.shape[0]:
+        block = min(MAX_BLOCK, power_of_two(num_valid))
+        cross_entropy_stats_kernel[(logits_TV.shape[0],)](
+            logits_ptr=logits_TV,
+            target_ptr=target_T.contiguous(),
+            max_ptr=max_T,
+            sum_ptr=sum_exp_T,
+            picked_ptr=picked_T,
+            num_valid=num_valid,
+            stride=logits_TV.stride(0),
+            BLOCK=block,
+            num_warps=min(8, max(1, block // 512)),
+        )
+    return max_T, sum_exp_T, picked_T
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=cross_entropy_stats,
+    guarantee={"cuda": Guarantee.BATCH},
+    why="One program adds a token's blocks in ascending order.",
+    sources=("megatron.core.ops.cross_entropy_stats.kernels.cross_entropy_stats", "megatron.core.ops.launch"),
+)

@@ -1,0 +1,99 @@
+"""``gated_rms_norm`` as one Triton kernel each way, and a two-stage sum for the weight's gradient."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from megatron.core.ops.column_sum import column_sum
+from megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm import (
+    gated_rms_norm_bwd_kernel,
+    gated_rms_norm_fwd_kernel,
+)
+from megatron.core.ops.launch import row_launch, rows_of
+from megatron.core.ops.registry import Guarantee, Variant
+
+MAX_PARTIALS = 512
+"""Programs per group in the backward, at most: each leaves one partial row of the weight's gradient."""
+
+
+class _GatedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y_TX: torch.Tensor, z_TX: torch.Tensor, weight_X: torch.Tensor, group_size: int, eps: float):
+        rows, width = y_TX.shape
+        groups = width // group_size
+        out_TX = torch.empty(rows, width, dtype=y_TX.dtype, device=y_TX.device)
+        rstd_TG = torch.empty(rows, groups, dtype=torch.float32, device=y_TX.device)
+        launch = row_launch("gated_rms_norm", group_size)
+        if out_TX.numel():
+            gated_rms_norm_fwd_kernel[(triton.cdiv(rows, launch.rows), groups)](
+                y_ptr=y_TX,
+                z_ptr=z_TX,
+                weight_ptr=weight_X,
+                out_ptr=out_TX,
+                rstd_ptr=rstd_TG,
+                num_rows=rows,
+                width=width,
+                group_size=group_size,
+                y_stride=y_TX.stride(0),
+                z_stride=z_TX.stride(0),
+                eps=eps,
+                ROWS=launch.rows,
+                BLOCK=launch.block,
+                num_warps=launch.num_warps,
+            )
+        ctx.save_for_backward(y_TX, z_TX, weight_X, rstd_TG)
+        return out_TX
+
+    @staticmethod
+    def backward(ctx, dout_TX: torch.Tensor):
+        y_TX, z_TX, weight_X, rstd_TG = ctx.saved_tensors
+        (rows, width), groups = y_TX.shape, rstd_TG.shape[1]
+        launch = row_launch("gated_rms_norm_bwd", width // max(1, groups))
+        tiles = triton.cdiv(triton.cdiv(rows, launch.rows), MAX_PARTIALS)
+        programs = triton.cdiv(rows, launch.rows * tiles) if rows else 0
+        dy_TX = torch.empty(rows, width, dtype=y_TX.dtype, device=y_TX.device)
+        dz_TX = torch.empty_like(dy_TX)
+        parts_PX = torch.empty(programs, width, dtype=torch.float32, device=y_TX.device)
+        if dy_TX.numel():
+            gated_rms_norm_bwd_kernel[(programs, groups)](
+                y_ptr=y_TX,
+                z_ptr=z_TX,
+                weight_ptr=weight_X,
+                dout_ptr=dout_TX.contiguous(),
+                rstd_ptr=rstd_TG,
+                dy_ptr=dy_TX,
+                dz_ptr=dz_TX,
+                dweight_ptr=parts_PX,
+                num_rows=rows,
+                width=width,
+                group_size=width // groups,
+                y_stride=y_TX.stride(0),
+                z_stride=z_TX.stride(0),
+                tiles=tiles,
+                ROWS=launch.rows,
+                BLOCK=launch.block,
+                num_warps=launch.num_warps,
+            )
+        return dy_TX, dz_TX, column_sum(parts_PX).to(weight_X.dtype), None, None
+
+
+def gated_rms_norm(
+    y_BSX: torch.Tensor, z_BSX: torch.Tensor, weight_X: torch.Tensor, group_size: int, eps: float
+) -> torch.Tensor:
+    """Same contract as the reference; slices of a wider projection are read in place."""
+    out_TX = _GatedRMSNorm.apply(rows_of(y_BSX), rows_of(z_BSX), weight_X.contiguous(), group_size, eps)
+    return out_TX.view(y_BSX.shape)
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=gated_rms_norm,
+    guarantee={"cuda": Guarantee.BATCH},
+    why="Fixed trees inside groups; partial weight gradients of a fixed split of the rows, added in program order.",
+    sources=(
+        "megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm",
+        "megatron.core.ops.column_sum",
+        "megatron.core.ops.launch",
+    ),
+)

@@ -1,0 +1,49 @@
+# Order of addition: inside a row a fixed tree; a program adds its tiles of rows ascending into its own partial weight
+# gradient, and partials are added in program order by column_sum.
+"""RMSNorm over rows, forward and backward."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_fwd_kernel(
+    x_ptr, weight_ptr, y_ptr, rstd_ptr, num_rows, width, x_stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """y = x * rsqrt(mean(x^2) + eps) * weight; keeps the reciprocal root of every row."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < num_rows)[:, None] & (column < width)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) / width + eps)
+    y = x * rstd[:, None] * weight[None, :]
+    tl.store(y_ptr + row[:, None] * width + column[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(rstd_ptr + row, rstd, mask=row < num_rows)
+
+
+@triton.jit
+def rms_norm_bwd_kernel(
+    x_ptr, weight_ptr, dy_ptr, rstd_ptr, dx_ptr, dweight_ptr, num_rows, width, x_stride, tiles,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx = rstd * (dy * w - xhat * mean(dy * w * xhat)); a partial of sum(dy * xhat) over this program's rows."""
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    dweight = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tile in range(tiles):
+        row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
+        inside = (row < num_rows)[:, None] & (column < width)[None, :]
+        x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, mask=row < num_rows, other=0.0)
+        xhat = x * rstd[:, None]
+        dyw = dy * weight[None, :]
+        mean = tl.sum(dyw * xhat, axis=1) / width
+        dx = rstd[:, None] * (dyw - xhat * mean[:, None])
+        tl.store(dx_ptr + row[:, None] * width + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dweight += tl.sum(dy * xhat, axis=0)
+    tl.store(dweight_ptr + program * width + column, dweight, mask=column < width)

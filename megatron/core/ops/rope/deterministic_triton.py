@@ -1,0 +1,71 @@
+"""``rope`` as one Triton kernel, used both ways; sines and cosines are torch's."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from megatron.core.ops.launch import power_of_two
+from megatron.core.ops.registry import Guarantee, Variant
+from megatron.core.ops.rope.kernels.rope import rope_kernel
+
+TILE = 2048
+"""Elements of a program's tile: as many heads as fit."""
+
+
+def _turn(x_SBND: torch.Tensor, cos_SBR: torch.Tensor, sin_SBR: torch.Tensor, *, inverse: bool) -> torch.Tensor:
+    length, batch, heads, width = x_SBND.shape
+    if x_SBND.stride(-1) != 1:
+        x_SBND = x_SBND.contiguous()
+    half = cos_SBR.shape[-1]
+    out_SBND = torch.empty(x_SBND.shape, dtype=x_SBND.dtype, device=x_SBND.device)
+    if not out_SBND.numel():
+        return out_SBND
+    block = max(1, min(power_of_two(heads), TILE // power_of_two(width)))
+    rest = width - 2 * half
+    rope_kernel[(length * batch, triton.cdiv(heads, block))](
+        x_ptr=x_SBND,
+        cos_ptr=cos_SBR,
+        sin_ptr=sin_SBR,
+        out_ptr=out_SBND,
+        heads=heads,
+        width=width,
+        half=half,
+        batch=batch,
+        s_stride=x_SBND.stride(0),
+        b_stride=x_SBND.stride(1),
+        n_stride=x_SBND.stride(2),
+        INVERSE=inverse,
+        HEADS=block,
+        BLOCK_R=power_of_two(half) if half else 0,
+        BLOCK_D=power_of_two(rest) if rest else 0,
+        num_warps=4,
+    )
+    return out_SBND
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_SBND: torch.Tensor, cos_SBR: torch.Tensor, sin_SBR: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos_SBR, sin_SBR)
+        return _turn(x_SBND, cos_SBR, sin_SBR, inverse=False)
+
+    @staticmethod
+    def backward(ctx, dout_SBND: torch.Tensor):
+        cos_SBR, sin_SBR = ctx.saved_tensors
+        return _turn(dout_SBND, cos_SBR, sin_SBR, inverse=True), None, None
+
+
+def rope(x_SBND: torch.Tensor, angle_SBR: torch.Tensor) -> torch.Tensor:
+    """Same contract as the reference."""
+    angle_SBR = angle_SBR.detach().float().expand(*x_SBND.shape[:2], -1).contiguous()
+    return _Rope.apply(x_SBND, angle_SBR.cos(), angle_SBR.sin())
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=rope,
+    guarantee={"cuda": Guarantee.LAYOUT},
+    why="Elementwise.",
+    sources=("megatron.core.ops.rope.kernels.rope",),
+)
