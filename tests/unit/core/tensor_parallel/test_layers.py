@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from megatron.core.rng.initial_values import draw_parameter
 from megatron.core.tensor_parallel.column import ColumnParallelLinear
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.embedding import VocabParallelEmbedding
+from megatron.core.tensor_parallel.linear import add_bias, add_weight_grad, linear
 from megatron.core.tensor_parallel.norm import NormColumnParallelLinear
 from megatron.core.tensor_parallel.parameter import create_parameter, cut_spec, replicated_spec
 from megatron.core.tensor_parallel.row import RowParallelLinear
@@ -96,3 +99,31 @@ def test_drawing_refuses_another_shape(context: ModelContext) -> None:
     spec = cut_spec("a.weight", (8, 4), 0, Initial(kind="normal", a=0.02), context)
     with pytest.raises(ValueError, match=r"a\.weight"):
         draw_parameter(spec, 1, torch.empty(4, 8))
+
+
+def test_weight_gradient_is_handed_on_only_while_nobody_owns_the_parameter(context: ModelContext) -> None:
+    weight = create_parameter(cut_spec("w", (4, 8), 0, Initial(kind="normal", a=1.0), context), context)
+    grad = add_weight_grad(weight, lambda buffer: buffer.add_(2.0))
+    assert grad.tolist() == [[2.0] * 8] * 4
+    weight.main_grads = (torch.ones(4, 8),)
+    assert add_weight_grad(weight, lambda buffer: buffer.add_(2.0)) is None
+    assert weight.main_grads[0].tolist() == [[3.0] * 8] * 4
+
+
+def test_both_ends_of_a_pipeline_add_into_their_own_buffer(context: ModelContext) -> None:
+    spec = cut_spec("w", (4, 8), 0, Initial(kind="normal", a=1.0), context)
+    weight = create_parameter(dataclasses.replace(spec, stages=("first", "last")), context)
+    weight.main_grads = (torch.zeros(4, 8), torch.zeros(4, 8))
+    linear(torch.ones(3, 1, 8), weight, context, stage="last").sum().backward()
+    assert not weight.main_grads[0].any()
+    assert weight.main_grads[1].tolist() == [[3.0] * 8] * 4
+
+
+def test_bias_is_added_in_fp32() -> None:
+    context = tiny_context(groups_for_test(), dtype=torch.bfloat16)
+    bias = create_parameter(cut_spec("b", (1,), 0, Initial(kind="constant", a=1.0), context), context)
+    bias.main_grads = (torch.zeros(1),)
+    y = torch.full((300, 1), 2.0**-9, dtype=torch.bfloat16)
+    add_bias(y, bias).sum().backward()
+    assert bias.main_grads[0].item() == 300.0
+    assert add_bias(y, None) is y

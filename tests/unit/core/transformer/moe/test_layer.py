@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from torch.nn.functional import gelu, linear, relu, silu
 
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.digest.bits import same_bits
+from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.layer import MoELayer
+from megatron.core.transformer.moe.shared_experts import SharedExperts
 from tests.support.ranks import groups_for_test
 from tests.support.tiny import tiny_config, tiny_context
 
@@ -83,29 +86,44 @@ def test_idle_experts_get_exactly_zero() -> None:
 
 
 def test_rows_of_other_experts_do_not_change_an_expert() -> None:
-    layer = _layer()
+    experts = GroupedMLP("experts", tiny_config(), tiny_context(groups_for_test()))
     rows, weights = torch.randn(12, 64), torch.rand(12)
-    alone = layer.experts(rows[:5], weights[:5], (5, 0, 0, 0))
-    together = layer.experts(rows, weights, (5, 0, 4, 3))
+    alone = experts(rows[:5], weights[:5], (5, 0, 0, 0))
+    together = experts(rows, weights, (5, 0, 4, 3))
     assert same_bits(alone.detach(), together[:5].detach())
 
 
+def test_no_rows_at_all() -> None:
+    experts = GroupedMLP("experts", tiny_config(), tiny_context(groups_for_test()))
+    rows = torch.zeros(0, 64, requires_grad=True)
+    experts(rows, torch.zeros(0), (0, 0, 0, 0)).sum().backward()
+    assert rows.grad.shape == (0, 64)
+    assert all(not param.grad.any() for param in experts.parameters())
+
+
 def test_parameters_are_stacked_under_one_name() -> None:
-    layer = _layer()
-    spec = layer.experts.linear_fc1.weight.spec
+    spec = GroupedMLP("mlp.experts", tiny_config(), tiny_context(groups_for_test())).linear_fc1.weight.spec
     assert spec.name == "mlp.experts.linear_fc1.weight"
     assert spec.shape == (4, 64, 64)
     assert [shard.index for shard in spec.shards] == [0, 1, 2, 3]
     assert spec.expert
 
 
-def test_experts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="expert-tensor"):
-        _layer_with_etp()
+def test_shared_experts_have_neither_norm_nor_bias() -> None:
+    shared = SharedExperts("shared", tiny_config(add_bias_linear=True), tiny_context(groups_for_test()))
+    shapes = {name: tuple(p.shape) for name, p in shared.named_parameters()}
+    assert shapes == {"linear_fc1.weight": (128, 64), "linear_fc2.weight": (64, 128)}
 
 
-def _layer_with_etp() -> None:
+def test_biases_under_expert_tensor_parallelism_are_refused() -> None:
     groups = groups_for_test()
-    wide = type(groups.etp)(axis="etp", ranks=(0, 1), rank=0, handle=None)
-    fields = {name: getattr(groups, name) for name in groups.__dataclass_fields__}
-    MoELayer("mlp", 0, tiny_config(**BIASED), tiny_context(type(groups)(**{**fields, "etp": wide})))
+    pair = dataclasses.replace(groups.etp, ranks=(0, 1))
+    with pytest.raises(ValueError, match="expert-tensor-parallel size of 1"):
+        MoELayer("mlp", 0, tiny_config(**BIASED), tiny_context(dataclasses.replace(groups, etp=pair)))
+
+
+def test_tensor_parallelism_without_sequence_parallelism_is_refused() -> None:
+    groups = groups_for_test()
+    pair = dataclasses.replace(groups.tp, ranks=(0, 1))
+    with pytest.raises(ValueError, match="sequence parallelism"):
+        MoELayer("mlp", 0, tiny_config(), tiny_context(dataclasses.replace(groups, tp=pair)))
