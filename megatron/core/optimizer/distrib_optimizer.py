@@ -82,7 +82,7 @@ class Optimizer:
     def _counts(self, piece: Piece) -> bool:
         return counts_here(piece.spec, self.groups)
 
-    def _counted_pieces(self) -> Iterator[tuple[ShardedState, Piece]]:
+    def counted_pieces(self) -> Iterator[tuple[ShardedState, Piece]]:
         """Every logical element of the model once over all ranks."""
         for state in self.states:
             for span in state.buffer.owned:
@@ -96,7 +96,7 @@ class Optimizer:
         Raises:
             TrainingStoppedError: the gradient is not finite somewhere; on all ranks together, before anything changed.
         """
-        zeros_of = (state.buffer.grad[p.offset : p.stop] for state, p in self._counted_pieces())
+        zeros_of = (state.buffer.grad[p.offset : p.stop] for state, p in self.counted_pieces())
         measured = measure(
             (state.buffer.grad[run.start : run.stop] for state, runs in self._counted_runs for run in runs),
             self._norm_blocks,
@@ -155,7 +155,7 @@ class Optimizer:
     def state_digests(self) -> dict[str, torch.Tensor]:
         """Layout-free digest (int64 ``[2]``) of working weights, masters and moments, each logical element once over
         the world; equal on all ranks and layouts."""
-        mine = _digests(self._counted_pieces(), self.groups.device)
+        mine = _digests(self.counted_pieces(), self.groups.device)
         return dict(zip(DIGESTS, sum_integers(self.groups.world, torch.stack([mine[k] for k in DIGESTS])), strict=True))
 
     def local_digests(self) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from megatron.core.process_groups.groups import ProcessGroups, create_process_gr
 from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, OrderedSums
 from megatron.core.process_groups.topology import LogicalLayout
 from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.tokenizers.base import Tokenizer
 from megatron.training.config.resolve import (
     logical_layout,
     num_microbatches,
@@ -79,7 +80,7 @@ class Run:
 
 
 def build_run(config: RunConfig, launch: Launch) -> Run:
-    """Build everything; ``config`` is resolved and validated, and is the same on every rank.
+    """Join the other ranks and build everything; ``config`` is resolved and validated, and the same on every rank.
 
     Raises:
         ConfigError: something that only shows now does not fit (device, ops, size of the data).
@@ -88,13 +89,23 @@ def build_run(config: RunConfig, launch: Launch) -> Run:
     pin_arithmetic(config.numerics)
     tokenizer = tokenizer_from(config.tokenizer)
     config = resolve_vocabulary(config, tokenizer.vocab_size)
-    device = pick_device(config.distributed.distributed_backend, launch)
-    dtype = torch.bfloat16 if config.model.bf16 else torch.float32
-    ops = build_table(ALL_OPS, config.numerics, device, dtype)
-    backend = start_process_group(
-        launch, config.distributed.distributed_backend, device, config.distributed.distributed_timeout_minutes
-    )
+    asked = config.distributed
+    device = pick_device(asked.distributed_backend, launch)
+    ops = build_table(ALL_OPS, config.numerics, device, params_dtype(config))
+    backend = start_process_group(launch, asked.distributed_backend, device, asked.distributed_timeout_minutes)
     groups = create_process_groups(topology_of(config, launch.world_size), device)
+    return assemble_run(config, tokenizer, ops, groups, launch, backend if launch.world_size > 1 else "none")
+
+
+def params_dtype(config: RunConfig) -> torch.dtype:
+    """Type of working weights and activations."""
+    return torch.bfloat16 if config.model.bf16 else torch.float32
+
+
+def assemble_run(
+    config: RunConfig, tokenizer: Tokenizer, ops: OpTable, groups: ProcessGroups, launch: Launch, backend: str
+) -> Run:
+    """Data, model, engine and step on process groups that exist. Raises as ``build_run``."""
     seed_generators(config.training.seed, groups.at)
     splits = build_datasets(
         config.data,
@@ -105,23 +116,22 @@ def build_run(config: RunConfig, launch: Launch) -> Run:
         build_here=launch.rank == 0,
         barrier=lambda: barrier(groups.world),
     )
-    layout, sums = logical_layout(config), _float_sums(config, ops)
     context = ModelContext(
         groups=groups,
-        sums=sums,
+        sums=_float_sums(config, ops),
         ops=ops,
         seed=config.training.seed,
-        params_dtype=dtype,
+        params_dtype=params_dtype(config),
         sequence_parallel=config.parallel.sequence_parallel,
-        layout=layout,
+        layout=logical_layout(config),
     )
     chunks = build_hybrid_chunks(config.model, context, tokenizer.vocab_size)
     return Run(
         config=config,
         launch=launch,
         groups=groups,
-        backend=backend if launch.world_size > 1 else "none",
-        layout=layout,
+        backend=backend,
+        layout=context.layout,
         ops=ops,
         chunks=chunks,
         step=_train_step(config, chunks, context),

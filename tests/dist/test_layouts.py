@@ -1,0 +1,93 @@
+"""The layout table: whole training steps on several ranks against one rank, by gradient, loss, norm and token count."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.ranks import run_ranks
+from tests.support.tiny import relative_error
+from tests.support.training import Trained, train, whole_gradients
+
+TOLERANCE = 1e-5
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One layout. ``bits``: it shares the logical layout of one rank, so every bit agrees."""
+
+    name: str
+    world: int
+    flags: str
+    pattern: str = "ME*EM-"
+    ldp: int = 1
+    bits: bool = False
+
+
+TP2_SP = "--tensor-model-parallel-size 2 --sequence-parallel"
+CELLS = (
+    Cell("TP2", 2, "--tensor-model-parallel-size 2", pattern="M*-M"),
+    Cell("TP2-SP", 2, f"{TP2_SP} --expert-tensor-parallel-size 1"),
+    Cell("TP2-SP-ETP2", 2, TP2_SP),
+    Cell("PP2", 2, "--pipeline-model-parallel-size 2", pattern="ME*|EM-", bits=True),
+    Cell("PP2xVPP2", 2, "--pipeline-model-parallel-size 2", pattern="M|E*|EM|-", bits=True),
+    Cell("PP2-empty-stage", 2, "--pipeline-model-parallel-size 2", pattern="|ME*EM-", bits=True),
+    Cell("EP2", 2, "--expert-model-parallel-size 2", ldp=2),
+    Cell("EP4", 4, "--expert-model-parallel-size 4", ldp=4),
+    Cell("TP2xEP2", 2, f"{TP2_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1"),
+    Cell("DP2", 2, "--use-distributed-optimizer", ldp=2),
+    Cell("DP2-whole-optimizer", 2, "", ldp=2),
+    Cell(
+        "TP2xPP2xEP2xDP2",
+        8,
+        f"{TP2_SP} --pipeline-model-parallel-size 2 --expert-model-parallel-size 2 --expert-tensor-parallel-size 1 "
+        "--use-distributed-optimizer",
+        pattern="ME*|EM-",
+        ldp=2,
+    ),
+)
+
+
+@functools.cache
+def _one_rank(pattern: str, batch: int) -> Trained:
+    flags = f"--hybrid-layer-pattern '{pattern}' --global-batch-size {batch}"
+    return run_ranks(1, train, flags, STEPS)[0]
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_layout_equals_one_rank(cell: Cell, num_microbatches: int) -> None:
+    batch = cell.ldp * num_microbatches
+    want = _one_rank(cell.pattern.replace("|", ""), batch)
+    flags = f"{cell.flags} --hybrid-layer-pattern '{cell.pattern}' --global-batch-size {batch}"
+    got = run_ranks(cell.world, train, flags, STEPS)
+    assert all(_same_numbers(rank, got[0]) for rank in got)
+    for mine, theirs in zip(got[0].steps, want.steps, strict=True):
+        assert mine.num_tokens == theirs.num_tokens
+        assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=TOLERANCE)
+        assert mine.losses.keys() == theirs.losses.keys()
+        for name, value in theirs.losses.items():
+            assert mine.losses[name] == pytest.approx(value, rel=TOLERANCE)
+    gradients, wanted = whole_gradients(got), whole_gradients([want])
+    assert gradients.keys() == wanted.keys()
+    errors = {name: relative_error(gradients[name], wanted[name]) for name in wanted}
+    assert max(errors.values()) <= TOLERANCE, {name: e for name, e in errors.items() if e > TOLERANCE}
+    if cell.bits:
+        assert got[0].digests == want.digests
+
+
+def _same_numbers(left: Trained, right: Trained) -> bool:
+    """Equal but for the clock."""
+    return [(s.losses, s.grad_norm, s.num_tokens) for s in left.steps] == [
+        (s.losses, s.grad_norm, s.num_tokens) for s in right.steps
+    ]
+
+
+def test_a_wrong_learning_signal_is_seen() -> None:
+    """The control: a batch of other samples does not pass for the same step."""
+    left, right = _one_rank("ME*EM-", 1), _one_rank("ME*EM-", 2)
+    errors = [relative_error(g, whole_gradients([right])[n]) for n, g in whole_gradients([left]).items()]
+    assert max(errors) > 1e-2
