@@ -86,10 +86,16 @@ def tiny_context(
     """Context over these groups with the ops of deterministic mode."""
     at = groups.topology
     ldp = ldp or at.dp
+    device = CPU if groups.device.type == "meta" else groups.device
     return ModelContext(
         groups=groups,
         sums=ordered_sums(),
-        ops=build_table(ALL_OPS, NumericsConfig(deterministic_mode=True), groups.device, dtype),
+        ops=build_table(
+            ALL_OPS,
+            NumericsConfig(deterministic_mode=True),
+            CPU if groups.device.type == "meta" else groups.device,
+            dtype,
+        ),
         seed=SEED,
         params_dtype=dtype,
         sequence_parallel=sequence_parallel,

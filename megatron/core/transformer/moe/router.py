@@ -50,7 +50,7 @@ class TopKRouter(torch.nn.Module):
     """Scores ``[T, E]`` from ``weight [E, H]``, the k best per token, and the weights they are combined with.
 
     Equal scores: the lowest expert id wins. Scores are fp32 whatever the logits are computed in. The expert bias
-    (fp32) is added for choosing only; ``token_counts_E`` (int64) counts this rank's tokens of training passes.
+    (fp32) is added for choosing only; with it ``token_counts_E`` (int64) counts this rank's tokens of training passes.
     """
 
     def __init__(self, name: str, layer: int, config: TransformerConfig, context: ModelContext) -> None:
@@ -114,10 +114,10 @@ class TopKRouter(torch.nn.Module):
         ids_Tk = self._topk(score_TE.detach(), bias_E, self.config.moe_router_topk)
         weight_Tk = self._weights(score_TE, ids_Tk)
         count_E = count_choices(ids_Tk, self.config.num_moe_experts).sum(dim=0)
-        if microbatch.training:
+        if microbatch.training and self.has_bias:
             self.token_counts_E += count_E
-            if self.balancer.active:
-                loss = self.balancer.loss(logits_TE, score_TE, x_SBH.shape[1])
-                report.add_layer_value("load_balancing_loss", self.layer, loss.detach())
-                weight_Tk = self.balancer.attach(weight_Tk, loss, microbatch)
+        if microbatch.training and self.balancer.active:
+            loss = self.balancer.loss(logits_TE, score_TE, x_SBH.shape[1])
+            report.add_layer_value("load_balancing_loss", self.layer, loss.detach())
+            weight_Tk = self.balancer.attach(weight_Tk, loss, microbatch)
         return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from megatron.core.contracts.batch import Batch, Microbatch
+from megatron.core.contracts.stage import BalancedRouter, Stage
 from megatron.core.digest.bits import same_bits
 from megatron.core.models.hybrid.hybrid_model import HybridChunk, build_hybrid_chunks
 from megatron.core.rng.initial_values import draw_parameter
@@ -49,6 +51,36 @@ def test_parameter_count_follows_the_formulas() -> None:
     total = 2 * mamba + attention + 2 * experts + 2 * h * f + h + h + 2 * VOCAB_SIZE * h
     (chunk,) = build_hybrid_chunks(config, tiny_context(groups_for_test()), VOCAB_SIZE)
     assert sum(p.numel() for p in chunk.model_parameters()) == total
+
+
+def test_parameter_count_of_a_published_model() -> None:
+    """Fourteen layers of Nemotron 3 Nano's widths with 32 experts: the number Megatron-LM prints for them."""
+    groups = dataclasses.replace(groups_for_test(), device=torch.device("meta"))
+    config = tiny_config(
+        hybrid_layer_pattern="MEMEM*EMEMEM*E",
+        hidden_size=2688,
+        num_attention_heads=32,
+        kv_channels=128,
+        mamba_num_heads=64,
+        mamba_head_dim=64,
+        mamba_state_dim=128,
+        mamba_num_groups=8,
+        num_moe_experts=32,
+        moe_router_topk=6,
+        moe_ffn_hidden_size=1856,
+        moe_shared_expert_intermediate_size=3712,
+    )
+    (chunk,) = build_hybrid_chunks(config, tiny_context(groups, padded_vocab_size=131072), 131072)
+    assert sum(p.numel() for p in chunk.model_parameters()) == 3_019_928_064
+
+
+@pytest.mark.parametrize("protocol", [Stage, BalancedRouter])
+def test_chunks_and_routers_offer_what_the_engine_asks_for(protocol: type) -> None:
+    (chunk,) = _chunks()
+    target = chunk if protocol is Stage else next(chunk.balanced_routers())
+    asked = {name for name in (*protocol.__annotations__, *vars(protocol)) if not name.startswith("_")}
+    assert len(asked) >= 4
+    assert all(hasattr(target, name) for name in asked)
 
 
 def test_what_decays() -> None:
