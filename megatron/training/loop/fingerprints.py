@@ -23,7 +23,7 @@ from megatron.training.observe.run_manifest import (
 )
 from megatron.training.observe.software import device_model, source_digest, versions
 from megatron.training.observe.step_record import StepMetrics
-from megatron.training.setup.determinism import switches
+from megatron.training.setup.determinism import kept_promise, switches
 from megatron.training.setup.environment import host_name, read_environment
 from megatron.training.setup.pinned_environment import launch_environment, recorded_environment
 from megatron.training.setup.seeds import generator_digest, key_state_digest
@@ -46,7 +46,7 @@ def run_manifest(run: Run, start_iteration: int) -> dict[str, dict]:
         start_iteration=start_iteration,
         hosts=list(dict.fromkeys(str(h) for h in hosts)),
         backend=run.backend,
-        promise=run.ops.promise.name,
+        promise=kept_promise(run.config.numerics, run.ops.promise),
         nccl=launch_environment(environment),
         switches=switches(),
         source=source_digest(),

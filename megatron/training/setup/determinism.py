@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from megatron.core.config.numerics import NumericsConfig
+from megatron.core.ops.registry import Guarantee
 
 
 def pin_arithmetic(numerics: NumericsConfig) -> None:
@@ -47,3 +48,8 @@ def switches() -> dict[str, object]:
         "matmul_allow_bf16_reduced_precision": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "cpu_threads": torch.get_num_threads(),
     }
+
+
+def kept_promise(numerics: NumericsConfig, weakest: Guarantee) -> str:
+    """Name of what a run promises: the weakest guarantee among its ops, nothing where torch's switches are not set."""
+    return (weakest if numerics.deterministic_mode else Guarantee.NONE).name

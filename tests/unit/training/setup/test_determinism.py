@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from megatron.core.config.numerics import NumericsConfig
-from megatron.training.setup.determinism import pin_arithmetic, switches
+from megatron.core.ops.registry import Guarantee
+from megatron.training.setup.determinism import kept_promise, pin_arithmetic, switches
 
 LOOSE = {
     "deterministic_algorithms": False,
@@ -54,3 +55,8 @@ def test_an_operation_without_a_deterministic_form_is_refused():
     pin_arithmetic(NumericsConfig(deterministic_mode=True))
     with pytest.raises(RuntimeError, match="deterministic"):
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]), accumulate=False)
+
+
+def test_promise_needs_the_switches():
+    assert kept_promise(NumericsConfig(deterministic_mode=True), Guarantee.BATCH) == "BATCH"
+    assert kept_promise(NumericsConfig(), Guarantee.BATCH) == "NONE"
