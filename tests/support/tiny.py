@@ -90,12 +90,7 @@ def tiny_context(
     return ModelContext(
         groups=groups,
         sums=ordered_sums(),
-        ops=build_table(
-            ALL_OPS,
-            NumericsConfig(deterministic_mode=True),
-            CPU if groups.device.type == "meta" else groups.device,
-            dtype,
-        ),
+        ops=build_table(ALL_OPS, NumericsConfig(deterministic_mode=True), device, dtype),
         seed=SEED,
         params_dtype=dtype,
         sequence_parallel=sequence_parallel,
