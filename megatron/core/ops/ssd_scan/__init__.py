@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from megatron.core.ops.availability import variants_needing
 from megatron.core.ops.registry import Op
 from megatron.core.ops.ssd_scan import deterministic, reference
 from megatron.core.ops.ssd_scan.spec import SPEC
 
-OP = Op(spec=SPEC, variants=(deterministic.VARIANT, reference.VARIANT))
+OP = Op(
+    spec=SPEC,
+    variants=(
+        *variants_needing("triton", "megatron.core.ops.ssd_scan.deterministic_triton"),
+        deterministic.VARIANT,
+        reference.VARIANT,
+    ),
+)

@@ -1,0 +1,271 @@
+"""``ssd_scan`` by chunks in Triton: three kernels forward, eight backward, all with one writer per output.
+
+States at chunk borders are made again in the backward instead of being kept: they are the largest intermediate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from megatron.core.ops.column_sum import column_sum
+from megatron.core.ops.launch import power_of_two
+from megatron.core.ops.registry import Guarantee, Variant
+from megatron.core.ops.ssd_scan.kernels.chunk_decay import chunk_decay_bwd_kernel, chunk_decay_fwd_kernel
+from megatron.core.ops.ssd_scan.kernels.chunk_scan import chunk_scan_fwd_kernel
+from megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd import chunk_scan_bwd_source_kernel, chunk_scan_bwd_target_kernel
+from megatron.core.ops.ssd_scan.kernels.chunk_states import chunk_states_kernel
+
+MAX_CHUNK = {torch.bfloat16: 64, torch.float32: 32}
+"""Positions per chunk at most, whatever ``chunk_size`` allows: what fits the registers of one program."""
+MIN_TILE = 16
+STATE_TILE = 64
+HEAD_TILE = 16
+WARPS = {"decay": 4, "states": 4, "scan": 4, "scan_bwd": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of one call, and the tiles that follow from them."""
+
+    batch: int
+    length: int
+    heads: int
+    width: int
+    groups: int
+    num_state: int
+    chunk: int
+
+    @property
+    def chunks(self) -> int:
+        return triton.cdiv(self.length, self.chunk)
+
+    @property
+    def block_d(self) -> int:
+        return max(MIN_TILE, power_of_two(self.width))
+
+    @property
+    def block_k(self) -> int:
+        return max(MIN_TILE, power_of_two(self.num_state))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {
+            "length": self.length,
+            "heads": self.heads,
+            "heads_per_group": self.heads // self.groups,
+            "width": self.width,
+            "num_state": self.num_state,
+            "chunks": self.chunks,
+        }
+
+    @property
+    def scan_tiles(self) -> dict[str, int]:
+        return {"L": self.chunk, "BLOCK_D": self.block_d, "BLOCK_K": self.block_k}
+
+    @property
+    def decay_grid(self) -> tuple[int, int, int]:
+        return self.chunks, triton.cdiv(self.heads, HEAD_TILE), self.batch
+
+
+def _sizes(x_BSND: torch.Tensor, B_BSGK: torch.Tensor, chunk_size: int) -> _Sizes:
+    batch, length, heads, width = x_BSND.shape
+    chunk = min(MAX_CHUNK[x_BSND.dtype], max(MIN_TILE, power_of_two(chunk_size)))
+    return _Sizes(batch, length, heads, width, B_BSGK.shape[2], B_BSGK.shape[3], chunk)
+
+
+def _strides(**tensors: torch.Tensor) -> dict[str, int]:
+    """Strides of the first three dims as the kernels name them: x_b, x_s, x_n; B_b, B_s, B_g; ..."""
+    out = {}
+    for name, tensor in tensors.items():
+        third = "n" if name == "x" else "g"
+        out.update(zip((f"{name}_b", f"{name}_s", f"{name}_{third}"), tensor.stride(), strict=False))
+    return out
+
+
+def _decay(sizes: _Sizes, dt_BSN: torch.Tensor, dt_bias_N: torch.Tensor, A_log_N: torch.Tensor) -> torch.Tensor:
+    """[2, B, N, chunks * L]: time steps and running log decays."""
+    padded = sizes.chunks * sizes.chunk
+    work = torch.empty(2, sizes.batch, sizes.heads, padded, dtype=torch.float32, device=dt_BSN.device)
+    chunk_decay_fwd_kernel[sizes.decay_grid](
+        dt_ptr=dt_BSN,
+        bias_ptr=dt_bias_N,
+        A_log_ptr=A_log_N,
+        step_ptr=work[0],
+        cum_ptr=work[1],
+        length=sizes.length,
+        heads=sizes.heads,
+        padded=padded,
+        b_stride=dt_BSN.stride(0),
+        s_stride=dt_BSN.stride(1),
+        n_stride=dt_BSN.stride(2),
+        L=sizes.chunk,
+        BLOCK_N=HEAD_TILE,
+        num_warps=WARPS["decay"],
+    )
+    return work
+
+
+def _decay_backward(
+    sizes: _Sizes,
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    work: torch.Tensor,
+    dwork: torch.Tensor,
+    parts: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient of dt; partials of A_log's and the bias's gradients go to ``parts[1]`` and ``parts[2]``."""
+    dt_BSN, dt_bias_N, A_log_N = inputs
+    ddt_BSN = torch.empty(dt_BSN.shape, dtype=dt_BSN.dtype, device=dt_BSN.device)
+    chunk_decay_bwd_kernel[sizes.decay_grid](
+        dt_ptr=dt_BSN,
+        bias_ptr=dt_bias_N,
+        A_log_ptr=A_log_N,
+        step_ptr=work[0],
+        dstep_ptr=dwork[0],
+        ddecay_ptr=dwork[1],
+        ddt_ptr=ddt_BSN,
+        dA_log_ptr=parts[1],
+        dbias_ptr=parts[2],
+        length=sizes.length,
+        heads=sizes.heads,
+        padded=work.shape[-1],
+        b_stride=dt_BSN.stride(0),
+        s_stride=dt_BSN.stride(1),
+        n_stride=dt_BSN.stride(2),
+        L=sizes.chunk,
+        BLOCK_N=HEAD_TILE,
+        num_warps=WARPS["decay"],
+    )
+    return ddt_BSN
+
+
+def _states(
+    sizes: _Sizes, x_BSND: torch.Tensor, B_BSGK: torch.Tensor, work: torch.Tensor, *, reverse: bool
+) -> torch.Tensor:
+    """[B, chunks, N, D, K] in the activation type: states before each chunk; reverse: gradients after each chunk."""
+    block_k = min(STATE_TILE, sizes.block_k)
+    block_d = min(STATE_TILE, sizes.block_d)
+    shape = (sizes.batch, sizes.chunks, sizes.heads, sizes.width, sizes.num_state)
+    states = torch.empty(shape, dtype=x_BSND.dtype, device=x_BSND.device)
+    tiles = triton.cdiv(sizes.width, block_d) * triton.cdiv(sizes.num_state, block_k)
+    chunk_states_kernel[(sizes.heads, tiles, sizes.batch)](
+        x_ptr=x_BSND,
+        B_ptr=B_BSGK,
+        step_ptr=work[0],
+        cum_ptr=work[1],
+        states_ptr=states,
+        **sizes.counts,
+        **_strides(x=x_BSND, B=B_BSGK),
+        L=sizes.chunk,
+        BLOCK_D=block_d,
+        BLOCK_K=block_k,
+        REVERSE=reverse,
+        num_warps=WARPS["states"],
+        num_stages=3,
+    )
+    return states
+
+
+class _SSDScan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, chunk_size: int) -> torch.Tensor:
+        sizes = _sizes(x_BSND, B_BSGK, chunk_size)
+        y_BSND = torch.empty(x_BSND.shape, dtype=x_BSND.dtype, device=x_BSND.device)
+        ctx.sizes = sizes
+        if not y_BSND.numel():
+            ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N)
+            return y_BSND
+        work = _decay(sizes, dt_BSN, dt_bias_N, A_log_N)
+        chunk_scan_fwd_kernel[(sizes.chunks, sizes.groups, sizes.batch)](
+            x_ptr=x_BSND,
+            B_ptr=B_BSGK,
+            C_ptr=C_BSGK,
+            D_ptr=D_N,
+            step_ptr=work[0],
+            cum_ptr=work[1],
+            states_ptr=_states(sizes, x_BSND, B_BSGK, work, reverse=False),
+            y_ptr=y_BSND,
+            **sizes.counts,
+            **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
+            **sizes.scan_tiles,
+            num_warps=WARPS["scan"],
+            num_stages=2,
+        )
+        ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work)
+        return y_BSND
+
+    @staticmethod
+    def backward(ctx, dy_BSND: torch.Tensor):
+        if not dy_BSND.numel():
+            return *(torch.zeros_like(saved) for saved in ctx.saved_tensors), None
+        x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work = ctx.saved_tensors
+        sizes, dy_BSND = ctx.sizes, dy_BSND.contiguous()
+        dwork = torch.empty_like(work)
+        parts = x_BSND.new_empty(3, sizes.batch * sizes.chunks, sizes.heads, dtype=torch.float32)
+        dx_BSND, dB_BSGK, dC_BSGK = (
+            torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x_BSND, B_BSGK, C_BSGK)
+        )
+        both = {
+            "x_ptr": x_BSND,
+            "B_ptr": B_BSGK,
+            "C_ptr": C_BSGK,
+            "step_ptr": work[0],
+            "cum_ptr": work[1],
+            "dstates_ptr": _states(sizes, dy_BSND, C_BSGK, work, reverse=True),
+            "dy_ptr": dy_BSND,
+            "ddecay_ptr": dwork[1],
+            **sizes.counts,
+            **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
+            **sizes.scan_tiles,
+            "num_warps": WARPS["scan_bwd"],
+            "num_stages": 1,
+        }
+        grid = (sizes.chunks, sizes.groups, sizes.batch)
+        chunk_scan_bwd_source_kernel[grid](
+            D_ptr=D_N, dx_ptr=dx_BSND, dB_ptr=dB_BSGK, dD_ptr=parts[0], dstep_ptr=dwork[0], **both
+        )
+        states = _states(sizes, x_BSND, B_BSGK, work, reverse=False)
+        chunk_scan_bwd_target_kernel[grid](states_ptr=states, dC_ptr=dC_BSGK, **both)
+        ddt_BSN = _decay_backward(sizes, (dt_BSN, dt_bias_N, A_log_N), work, dwork, parts)
+        dD, dA_log, dbias = (column_sum(part) for part in parts)
+        params = (dA_log.to(A_log_N.dtype), dD.to(D_N.dtype), dbias.to(dt_bias_N.dtype))
+        return dx_BSND, ddt_BSN, params[0], dB_BSGK, dC_BSGK, params[1], params[2], None
+
+
+def _adjacent(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def ssd_scan(
+    x_BSND: torch.Tensor,
+    dt_BSN: torch.Tensor,
+    A_log_N: torch.Tensor,
+    B_BSGK: torch.Tensor,
+    C_BSGK: torch.Tensor,
+    D_N: torch.Tensor,
+    *,
+    dt_bias_N: torch.Tensor,
+    chunk_size: int,
+) -> torch.Tensor:
+    """Same contract as the reference; ``chunk_size`` bounds the chunks used here. Slices are read in place."""
+    params = (A_log_N.contiguous(), D_N.contiguous(), dt_bias_N.contiguous())
+    x_BSND, B_BSGK, C_BSGK = _adjacent(x_BSND), _adjacent(B_BSGK), _adjacent(C_BSGK)
+    return _SSDScan.apply(x_BSND, dt_BSN, params[0], B_BSGK, C_BSGK, params[1], params[2], chunk_size)
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=ssd_scan,
+    guarantee={"cuda": Guarantee.BATCH},
+    why="One writer per output: a program has all heads that share a B and C; chunks pass states in order; no atomics.",
+    sources=(
+        "megatron.core.ops.ssd_scan.kernels.chunk_decay",
+        "megatron.core.ops.ssd_scan.kernels.chunk_states",
+        "megatron.core.ops.ssd_scan.kernels.chunk_scan",
+        "megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd",
+        "megatron.core.ops.column_sum",
+        "megatron.core.ops.launch",
+    ),
+)

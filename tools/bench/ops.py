@@ -1,0 +1,165 @@
+"""Times the CUDA variants of ops at the sizes of tools/bench/shapes.py, after checking them.
+
+    python tools/bench/ops.py --op ssd_scan --op rms_norm
+    python tools/bench/ops.py --op all --variant deterministic_triton --json times.json
+
+A variant whose conformance is red is not timed, and the command then exits with 1. Deterministic algorithms are on, so
+CUBLAS_WORKSPACE_CONFIG has to be set. Prints, per variant and shape, the median of the forward, of forward and
+backward, the rate of the latter (of the former without gradients), and whether 5 replays had the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from megatron.core.digest.bits import same_bits
+from megatron.core.ops.catalog import ALL_OPS
+from megatron.core.ops.registry import Op, Variant
+from tests.ops.test_conformance import changing_bits, unlike_reference
+from tools.bench.shapes import WORKLOADS, Workload
+
+WARM_UP, REPEATS, REPLAYS = 3, 15, 5
+COLUMNS = ("op", "variant", "shape", "fwd ms", "fwd+bwd ms", "rate", "replays")
+WIDTHS = (20, 28, 26, 9, 11, 14, 9)
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Median over CUDA events of single runs, after a warm-up."""
+    for _ in range(WARM_UP):
+        run()
+    times = []
+    for _ in range(REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def red(op: Op, variant: Variant) -> list[str]:
+    """What the conformance tests say against a variant in bf16 on the GPU."""
+    device = torch.device("cuda")
+    return [
+        *unlike_reference(op, variant.fn, torch.bfloat16, device),
+        *changing_bits(op, variant.fn, torch.bfloat16, device),
+    ]
+
+
+def runs(variant: Variant, work: Workload) -> tuple[Callable[[], tuple], Callable[[], tuple] | None]:
+    """The forward, and forward with backward where the workload has gradients."""
+    leaves = {at: (work.kwargs[at] if isinstance(at, str) else work.args[at]).detach() for at in work.grads}
+    for leaf in leaves.values():
+        leaf.requires_grad_(True)
+    args = tuple(leaves.get(i, value) for i, value in enumerate(work.args))
+    kwargs = {name: leaves.get(name, value) for name, value in work.kwargs.items()}
+
+    def forward() -> tuple:
+        out = variant.fn(*args, **kwargs)
+        return out if isinstance(out, tuple) else (out,)
+
+    if not leaves:
+        return forward, None
+    cotangent = torch.randn_like(forward()[0])
+
+    def both() -> tuple:
+        (out,) = forward()
+        return (out, *torch.autograd.grad(out, list(leaves.values()), cotangent))
+
+    return forward, both
+
+
+def replays_agree(variant: Variant, work: Workload, run: Callable[[], tuple]) -> bool:
+    """Whether results, gradients and arguments changed in place have the same bits in every replay."""
+    written = [t for t in work.args if isinstance(t, torch.Tensor) and t.is_floating_point() and not work.grads]
+    before = [t.clone() for t in written]
+    first: list[torch.Tensor] | None = None
+    for _ in range(REPLAYS):
+        for tensor, value in zip(written, before, strict=True):
+            tensor.copy_(value)
+        found = [t.detach() for t in (*run(), *written) if t is not None]
+        if first is None:
+            first = [t.clone() for t in found]
+        elif not all(same_bits(a, b) for a, b in zip(first, found, strict=True)):
+            return False
+    return True
+
+
+def measured(op: Op, variant: Variant) -> Iterator[dict[str, object]]:
+    """One row per workload."""
+    for work in WORKLOADS[op.spec.name]():
+        forward, both = runs(variant, work)
+        with torch.enable_grad():
+            forward_ms = median_ms(forward)
+            both_ms = None if both is None else median_ms(both)
+            same = replays_agree(variant, work, both or forward)
+        ms = both_ms or forward_ms
+        rate = f"{work.flops / ms / 1e9:.0f} TFLOP/s" if work.flops else f"{work.moved_bytes / ms / 1e6:.0f} GB/s"
+        yield {
+            "op": op.spec.name,
+            "variant": variant.name,
+            "shape": work.label,
+            "fwd ms": f"{forward_ms:.3f}",
+            "fwd+bwd ms": "" if both_ms is None else f"{both_ms:.3f}",
+            "rate": rate,
+            "replays": "same" if same else "DIFFER",
+        }
+
+
+def line(values: list[object]) -> str:
+    """One row of the table."""
+    return " ".join(f"{value!s:<{width}}" for value, width in zip(values, WIDTHS, strict=True)).rstrip()
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", action="append", required=True, choices=["all", *WORKLOADS])
+    parser.add_argument("--variant", action="append", help="only variants of this name; default: all but the reference")
+    parser.add_argument("--json", type=Path, help="also write the rows there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Check, time and print; 1 if a variant was red or its replays differed."""
+    options = parsed(arguments)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n{line(list(COLUMNS))}")
+    rows, failed = [], False
+    for op in ALL_OPS:
+        if op.spec.name not in WORKLOADS or not {"all", op.spec.name} & set(options.op):
+            continue
+        for variant in op.variants:
+            wanted = variant.name in options.variant if options.variant else variant is not op.variants[-1]
+            if not wanted or "cuda" not in variant.guarantee or torch.bfloat16 not in variant.dtypes:
+                continue
+            if problems := red(op, variant):
+                failed = True
+                print(line([op.spec.name, variant.name, "not timed: conformance is red", "", "", "", ""]))
+                print("\n".join(f"    {problem}" for problem in problems[:3]), flush=True)
+                continue
+            for row in measured(op, variant):
+                rows.append(row)
+                failed |= row["replays"] != "same"
+                print(line([row[name] for name in COLUMNS]), flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
