@@ -40,21 +40,23 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x_SBX)
         ctx.weight, ctx.context, ctx.gather, ctx.stage = weight_YX, context, gather, stage
         whole = gather_rows(x_SBX, context) if gather else x_SBX
-        return torch.nn.functional.linear(whole, weight_YX)
+        # Always a product of two matrices: a batched one would be slow, and its bits could hang on strides.
+        y_RY = torch.nn.functional.linear(whole.flatten(0, -2), weight_YX)
+        return y_RY.view(*whole.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, dy_SBY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         (x_SBX,) = ctx.saved_tensors
         context, weight = ctx.context, ctx.weight
-        dy_SBY = dy_SBY.contiguous()
+        dy_RY = dy_SBY.flatten(0, -2).contiguous()
         dx_SBX = dweight_YX = None
         if ctx.needs_input_grad[0]:
-            dx_SBX = torch.matmul(dy_SBY, weight.detach())
+            dx_SBX = torch.mm(dy_RY, weight.detach()).view(*dy_SBY.shape[:-1], -1)
             if ctx.gather:
                 dx_SBX = context.sums.reduce_scatter_rows(context.groups.tp, dx_SBX)
         if ctx.needs_input_grad[1]:
             whole = gather_rows(x_SBX, context) if ctx.gather else x_SBX
-            dy_RY, x_RX = dy_SBY.flatten(0, -2), whole.flatten(0, -2)
+            x_RX = whole.flatten(0, -2)
             add = context.ops["linear_grad"]
             dweight_YX = add_weight_grad(weight, lambda main_grad_YX: add(main_grad_YX, dy_RY, x_RX), ctx.stage)
         return dx_SBX, dweight_YX, None, None, None

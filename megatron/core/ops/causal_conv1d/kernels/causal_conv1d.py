@@ -81,9 +81,15 @@ def causal_conv1d_bwd_kernel(
     x1 = row_at(x_ptr, start - 1, channel, length, num_channels, x_stride)
     x2 = row_at(x_ptr, start - 2, channel, length, num_channels, x_stride)
     x3 = row_at(x_ptr, start - 3, channel, length, num_channels, x_stride)
-    zero = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    g1, g2, g3 = zero, zero, zero
-    dw0, dw1, dw2, dw3, dbias = zero, zero, zero, zero, zero
+    # One tensor for each: Triton 3.6 mixes up variables of a loop that start as the same object and are shifted.
+    g1 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    g2 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    g3 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    dw0 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    dw1 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    dw2 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    dw3 = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    dbias = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for step in tl.range(0, RUN + 3, loop_unroll_factor=4):
         position = start + step
         x0 = row_at(x_ptr, position, channel, length, num_channels, x_stride)
