@@ -17,7 +17,7 @@ from megatron.training.observe.curves import draw_curves, read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_BYTES = 8_000_000
 RANKS = 4
-TRAIN_ITERS = 60
+TRAIN_ITERS = 40
 
 MODEL = """
     --hybrid-layer-pattern {pattern} --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 8
@@ -29,10 +29,10 @@ MODEL = """
     --moe-token-dispatcher-type alltoall --moe-grouped-gemm
     --normalization RMSNorm --disable-bias-linear --squared-relu --untie-embeddings-and-output-weights
     --position-embedding-type none --attention-dropout 0.0 --hidden-dropout 0.0 --init-method-std 0.02
-    --seq-length 256 --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 16
+    --seq-length 256 --max-position-embeddings 256 --micro-batch-size 1 --global-batch-size 8
     --train-iters {iters} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 5
-    --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0 --seed 1234 --bf16
-    --tokenizer-type ByteTokenizer --split 98,2,0 --eval-interval 30 --eval-iters 2 --log-interval 10
+    --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0 --seed 1234
+    --tokenizer-type ByteTokenizer --split 98,2,0 --eval-interval 20 --eval-iters 2 --log-interval 10
     --use-distributed-optimizer --deterministic-mode
 """
 
