@@ -69,10 +69,14 @@ def sort_by_expert(count_SE: torch.Tensor, total: int) -> torch.Tensor:
 
 
 def _outward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+    if plan.group.size == 1:  # rows of one sender are sorted by expert already
+        return rows.view_as(rows)
     return all_to_all_rows(plan.group, rows, plan.sent, plan.received).index_select(0, plan.sort)
 
 
 def _homeward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+    if plan.group.size == 1:
+        return rows.view_as(rows)
     return all_to_all_rows(plan.group, rows.index_select(0, plan.unsort), plan.received, plan.sent)
 
 
