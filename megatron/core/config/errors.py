@@ -44,3 +44,10 @@ class TrainingStoppedError(RuntimeError):
     """Training stopped by its own watch: non-finite values or replicas that differ. Exit code 4."""
 
     exit_code = 4
+
+
+class SaveFailedError(RuntimeError):
+    """A checkpoint could not be written: the message names ranks and files. What was complete before still is. Exit
+    code 1."""
+
+    exit_code = 1

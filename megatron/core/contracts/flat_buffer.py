@@ -70,6 +70,10 @@ class FlatBuffer(Protocol):
         """Per bucket (smallest, largest) element of this rank's gradient before the last reduction; NaN spreads."""
         ...
 
+    def gather(self, flat: torch.Tensor) -> None:
+        """Give every rank all owned spans of any flat tensor with the buffer's offsets."""
+        ...
+
     def gather_weights(self) -> None:
         """Give every rank the working weights of all owned spans."""
         ...

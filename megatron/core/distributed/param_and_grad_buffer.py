@@ -29,10 +29,13 @@ class ParamAndGradBuffer:
 
     Takes over the parameters: ``param.data`` becomes a view of ``weights``, ``param.main_grads`` views of the fp32
     buffers. A parameter used by both pipeline ends has two gradient buffers where one rank holds both ends
-    (``leaves`` 2); where the ends are on two ranks each has the one it fills, under both names.
+    (``leaves`` 2): the first chunk of the rank's ``num_chunks`` fills one, the last the other; where the ends are on
+    two ranks each has the one it fills, under both names.
     """
 
-    def __init__(self, plan: BufferPlan, params: Sequence[ModelParameter], group: Group, leaves: int) -> None:
+    def __init__(
+        self, plan: BufferPlan, params: Sequence[ModelParameter], group: Group, leaves: int, num_chunks: int = 1
+    ) -> None:
         dtypes = {param.dtype for param in params}
         if len(dtypes) > 1 or (plan.key.fp32 and dtypes != {torch.float32}):
             raise ValueError(f"parameters of one buffer have types {dtypes}: {[param.spec.name for param in params]}")
@@ -43,7 +46,8 @@ class ParamAndGradBuffer:
         self.grads = tuple(torch.zeros(plan.numel, dtype=torch.float32, device=device) for _ in range(leaves))
         self.owned = plan_spans(plan, group.rank, group.size)
         self.whole = plan_spans(plan, 0, 1)
-        self.local_extremes: list[torch.Tensor] = []
+        self._num_chunks = num_chunks
+        self._extremes: dict[int, torch.Tensor] = {}
         for placement, param in zip(plan.placements, params, strict=True):
             view = _view(self.weights, param.spec, placement.offset)
             view.copy_(param.data)
@@ -56,21 +60,46 @@ class ParamAndGradBuffer:
         """Flat fp32 gradient; after the reduction the owned spans hold the final one."""
         return self.grads[0]
 
+    @property
+    def local_extremes(self) -> list[torch.Tensor]:
+        """Per bucket (smallest, largest) element of all that this rank gave to the reduction; NaN spreads."""
+        return [ends for _, ends in sorted(self._extremes.items())]
+
     def zero_grad(self) -> None:
-        """Set all main gradients to +0.0."""
+        """Set all main gradients to +0.0, and forget their extremes."""
+        self._extremes.clear()
         for grad in self.grads:
             grad.zero_()
 
-    def start_reduction(self) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-        """Per bucket: where this rank's part of the final gradient goes, and the bucket of every gradient buffer.
-        Bucket after bucket, so that staging never exceeds one."""
-        self.local_extremes.clear()
-        for span, (start, stop) in zip(self.owned, self.plan.buckets, strict=True):
-            buckets = [grad[start:stop] for grad in self.grads]
-            self.local_extremes.append(torch.stack([end for bucket in buckets for end in torch.aminmax(bucket)]))
-            yield self.grad[span.start : span.stop], buckets
+    def filled_by(self, chunk: int) -> Iterator[tuple[int, int]]:
+        """(gradient buffer, bucket) of everything that one chunk of this rank adds into."""
+        if len(self.grads) == 1:
+            yield from ((0, bucket) for bucket, owner in enumerate(self.plan.bucket_chunks) if owner == chunk)
+            return
+        for leaf, owner in enumerate((0, self._num_chunks - 1)):
+            if owner == chunk:
+                yield from ((leaf, bucket) for bucket in range(len(self.plan.buckets)))
 
-    def _gather(self, flat: torch.Tensor) -> None:
+    def bucket(self, leaf: int, bucket: int) -> torch.Tensor:
+        """One bucket of one gradient buffer."""
+        start, stop = self.plan.buckets[bucket]
+        return self.grads[leaf][start:stop]
+
+    def own_part(self, leaf: int, bucket: int) -> torch.Tensor:
+        """This rank's cut of it."""
+        span = self.owned[bucket]
+        return self.grads[leaf][span.start : span.stop]
+
+    def record_extremes(self, leaf: int, bucket: int) -> None:
+        """Take the bucket as it stands into its extremes."""
+        low, high = torch.aminmax(self.bucket(leaf, bucket))
+        if bucket in self._extremes:
+            before = self._extremes[bucket]
+            low, high = torch.minimum(low, before[0]), torch.maximum(high, before[1])
+        self._extremes[bucket] = torch.stack([low, high])
+
+    def gather(self, flat: torch.Tensor) -> None:
+        """Give every rank all owned spans of any flat tensor with the buffer's offsets."""
         if self.group.size == 1:
             return
         for span, (start, stop) in zip(self.owned, self.plan.buckets, strict=True):
@@ -78,8 +107,8 @@ class ParamAndGradBuffer:
 
     def gather_weights(self) -> None:
         """Give every rank the working weights of all owned spans."""
-        self._gather(self.weights)
+        self.gather(self.weights)
 
     def gather_grads(self) -> None:
         """Give every rank the final gradient of all owned spans."""
-        self._gather(self.grad)
+        self.gather(self.grad)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from megatron.core.config.optimizer import OptimizerConfig
-from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
+from megatron.core.contracts.flat_buffer import FlatBuffer, Piece, Span
+from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.digest.bits import layout_free_digest
 from megatron.core.ops.adam_step.scalars import AdamScalars
 from megatron.core.ops.registry import OpTable
@@ -42,11 +43,14 @@ class StepOutcome:
 class StatePiece:
     """Consecutive elements ``start ...`` of one logical shard of one state tensor, as a view that can be filled.
 
-    ``kind`` is ``main_params``, ``exp_avg`` or ``exp_avg_sq``; ``name`` the parameter's global name.
+    ``kind`` is ``main_params``, ``exp_avg`` or ``exp_avg_sq``; ``name`` the parameter's global name. Of the pieces that
+    ranks own, ``counted`` ones hold every logical element once over the world.
     """
 
     kind: str
     name: str
+    spec: ParamSpec
+    counted: bool
     shard: int
     start: int
     values: torch.Tensor
@@ -145,12 +149,55 @@ class Optimizer:
     def state_pieces(self) -> Iterator[StatePiece]:
         """Masters and moments held here, by logical shard; without padding."""
         for state in self.states:
-            for kind, flat in state.tensors().items():
-                for piece in state.held():
-                    values = state.view(flat, piece.offset, piece.stop)
-                    yield StatePiece(
-                        kind=kind, name=piece.spec.name, shard=piece.shard, start=piece.start, values=values
-                    )
+            yield from self._pieces_of(state, state.spans)
+
+    def owned_pieces(self) -> Iterator[StatePiece]:
+        """The part of them that this rank owns, whether or not it holds more. After the values of all ranks' pieces
+        were replaced, ``complete_state`` brings everything else in line."""
+        for state in self.states:
+            yield from self._pieces_of(state, state.buffer.owned)
+
+    def _pieces_of(self, state: ShardedState, spans: Sequence[Span]) -> Iterator[StatePiece]:
+        for kind, flat in state.tensors().items():
+            for piece in (piece for span in spans for piece in span.pieces):
+                yield StatePiece(
+                    kind=kind,
+                    name=piece.spec.name,
+                    spec=piece.spec,
+                    counted=self._counts(piece),
+                    shard=piece.shard,
+                    start=piece.start,
+                    values=state.view(flat, piece.offset, piece.stop),
+                )
+
+    def complete_state(self) -> None:
+        """From the owned pieces to the whole state of every rank: copies of masters and moments, working weights.
+
+        Call it on all ranks.
+        """
+        for state in self.states:
+            state.share()
+        self.write_working_weights()
+
+    def weights_unlike_masters(self) -> list[str]:
+        """Parameters whose working weights, on this rank, are not the owners' masters rounded once; call it on all
+        ranks. The masters' cast is digested by its owners and the weights by everyone who holds them."""
+        wrong = []
+        for state in self.states:
+            buffer, device = state.buffer, self.groups.device
+            names = [piece.spec.name for span in buffer.whole for piece in span.pieces]
+            rows = {name: i for i, name in enumerate(dict.fromkeys(names))}
+            cast, held = (torch.zeros(len(rows), 2, dtype=torch.int64, device=device) for _ in range(2))
+            for piece in (piece for span in buffer.owned for piece in span.pieces):
+                masters = state.view(state.main_params, piece.offset, piece.stop).to(buffer.weights.dtype)
+                cast[rows[piece.spec.name]] += _digest_of(piece, masters)
+            for piece in (piece for span in buffer.whole for piece in span.pieces):
+                held[rows[piece.spec.name]] += _digest_of(piece, buffer.weights[piece.offset : piece.stop])
+            expert = any(piece.spec.expert for span in buffer.whole for piece in span.pieces)
+            total = sum_integers(self.groups.edp if expert else self.groups.dp, cast)
+            unequal = (total != held).any(dim=1).tolist()
+            wrong += [name for name, row in rows.items() if unequal[row]]
+        return wrong
 
     def state_digests(self) -> dict[str, torch.Tensor]:
         """Layout-free digest (int64 ``[2]``) of working weights, masters and moments, each logical element once over
@@ -178,6 +225,12 @@ def _digests(
                 values = state.buffer.weights[piece.offset : piece.stop]
             else:
                 values = state.view(tensors[kind], piece.offset, piece.stop)
-            for at, part in enumerate(values.split(_AT_ONCE)):
-                total += layout_free_digest(part, piece.spec.name, piece.shard, piece.start + at * _AT_ONCE)
+            total += _digest_of(piece, values)
     return totals
+
+
+def _digest_of(piece: Piece, values: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(2, dtype=torch.int64, device=values.device)
+    for at, part in enumerate(values.split(_AT_ONCE)):
+        total += layout_free_digest(part, piece.spec.name, piece.shard, piece.start + at * _AT_ONCE)
+    return total

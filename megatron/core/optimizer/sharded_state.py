@@ -67,6 +67,13 @@ class ShardedState:
                     raise ValueError(f"{spec.name} does not hold the initial values of seed {seed}")
                 self.view(self.main_params, piece.offset, piece.stop).copy_(values)
 
+    def share(self) -> None:
+        """Where every rank holds the whole state, complete it from the owned spans of all of them; nothing to do where
+        each holds its own."""
+        if not self.distributed:
+            for flat in self.tensors().values():
+                self.buffer.gather(flat)
+
     def write_working_weights(self) -> None:
         """Working weights = masters, rounded once to the working type; the same on all ranks that share them."""
         for span in self.spans:

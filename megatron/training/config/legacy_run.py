@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from megatron.training.config.legacy import FlagFamily
 
-_NO_CHECKPOINTS = "not built yet: checkpoints are neither written nor read"
-_WITHOUT_CHECKPOINTS = "leave it out; a run starts from its seed and ends with its last iteration"
 _NOT_YET = "not built yet"
 
 PARALLELISM = (
@@ -126,9 +124,13 @@ LOOP = (
     ),
     FlagFamily(
         kind="refused",
-        reason=f"ending on a signal or between phases is {_NOT_YET}",
-        switches="--exit-signal-handler --exit-signal-handler-for-dataloader",
-        values="--exit-signal --phase-transition-iterations",
+        reason=f"ending between phases is {_NOT_YET}",
+        values="--phase-transition-iterations",
+    ),
+    FlagFamily(
+        kind="ignored",
+        reason="the threads that read data end with their process",
+        switches="--exit-signal-handler-for-dataloader",
     ),
     FlagFamily(
         kind="ignored",
@@ -172,37 +174,47 @@ LOOP = (
 
 CHECKPOINTS = (
     FlagFamily(
-        kind="refused",
-        reason=_NO_CHECKPOINTS,
-        change=_WITHOUT_CHECKPOINTS,
-        switches="--async-save --use-persistent-ckpt-worker --async-ckpt-use-cpu-shm --no-ckpt-fully-parallel-save "
+        kind="ignored",
+        reason="every rank writes and reads its own share, every digest is checked, and saves in the background are "
+        "threads of the training processes",
+        switches="--use-persistent-ckpt-worker --async-ckpt-use-cpu-shm --no-ckpt-fully-parallel-save "
         "--ckpt-fully-parallel-load --ckpt-fully-parallel-load-per-rank-objects --ckpt-assume-constant-structure "
-        "--dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient --no-save-optim "
-        "--no-save-rng --no-load-optim --no-load-rng --finetune --override-ckpt-iteration "
-        "--exit-on-missing-checkpoint --auto-detect-ckpt-format --load-main-params-from-ckpt --use-checkpoint-args "
-        "--use-mp-args-from-checkpoint-args --no-use-tokenizer-model-from-checkpoint-args "
-        "--override-opt-param-scheduler --override-opt_param-scheduler --use-checkpoint-opt-param-scheduler "
-        "--use-checkpoint-opt_param-scheduler --replication --verify-integrity --no-save-tokenizer-assets "
-        "--ckpt-drop-redundant-extra-state --no-ckpt-load-validate-sharding-integrity --log-progress",
-        values="--save --load --pretrained-checkpoint --save-interval --persistent-save-interval "
-        "--save-retain-interval --ckpt-step --async-strategy --async-ckpt-cpu-priority --async-ckpt-io-priority "
+        "--dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient --auto-detect-ckpt-format "
+        "--verify-integrity --no-save-tokenizer-assets --ckpt-drop-redundant-extra-state",
+        values="--async-strategy --async-ckpt-cpu-priority --async-ckpt-io-priority "
         "--ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-save-process-group "
-        "--ckpt-fully-parallel-load-process-group --dist-ckpt-workers --dist-ckpt-strictness "
-        "--non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir "
+        "--ckpt-fully-parallel-load-process-group --dist-ckpt-workers",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="settings come from the command line, and those that must be the checkpoint's are checked against it",
+        change="give the settings themselves; a launch that differs is refused with what differs",
+        switches="--use-checkpoint-args --use-mp-args-from-checkpoint-args "
+        "--no-use-tokenizer-model-from-checkpoint-args",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="the stored weights are the fp32 masters in any case",
+        change="--no-load-optim, which keeps them",
+        switches="--load-main-params-from-ckpt",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="nothing of a checkpoint may be missing or left over",
+        change="leave it out, or --no-load-optim, --no-load-rng or --finetune for what is not there",
+        switches="--no-ckpt-load-validate-sharding-integrity",
+        values="--dist-ckpt-strictness",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="checkpoints that live on one node, and other formats, are not built",
+        change="--save and --save-interval; --async-save makes frequent saves cheap",
+        switches="--replication",
+        values="--non-persistent-save-interval --non-persistent-ckpt-type --non-persistent-global-ckpt-dir "
         "--non-persistent-local-ckpt-dir --non-persistent-local-ckpt-algo --replication-jump --replication-factor "
         "--ckpt-convert-format --ckpt-convert-save",
     ),
-    FlagFamily(
-        kind="only",
-        reason=f"the other formats are not built; for now {_NO_CHECKPOINTS.removeprefix('not built yet: ')}",
-        accepted=("torch_dist",),
-        values="--ckpt-format --dist-ckpt-format",
-    ),
-    FlagFamily(
-        kind="refused",
-        reason="there is no saved state to carry over: checkpoints are not built yet",
-        switches="--new-logical-layout",
-    ),
+    FlagFamily(kind="refused", reason="progress.txt is not written", switches="--log-progress"),
 )
 
 LOGGING = (

@@ -96,6 +96,23 @@ def logical_layout(config: RunConfig) -> LogicalLayout:
     )
 
 
+def known_logical_layout(config: RunConfig) -> dict[str, int]:
+    """The fields of the logical layout that a resolved configuration knows before the tokenizer is read."""
+    parallel, vocabulary = config.parallel, vocabulary_without_files(config.tokenizer)
+    layout = {
+        "ldp": parallel.logical_data_parallel_size,
+        "block": parallel.logical_reduce_block_size,
+        "tp": parallel.tensor_model_parallel_size,
+        "ep": parallel.expert_model_parallel_size,
+        "etp": parallel.expert_tensor_parallel_size,
+        "padded_vocab_size": None,
+        "micro_batch_size": config.training.micro_batch_size,
+    }
+    if vocabulary is not None:
+        layout["padded_vocab_size"] = resolve_vocabulary(config, vocabulary).tokenizer.padded_vocab_size
+    return {name: size for name, size in layout.items() if size is not None}
+
+
 def num_microbatches(config: RunConfig) -> int:
     """Micro-batches of each logical shard in one optimizer step of a resolved configuration."""
     samples = _known(config.training.micro_batch_size, "micro_batch_size")

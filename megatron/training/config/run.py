@@ -12,6 +12,7 @@ from megatron.core.config.numerics import NumericsConfig
 from megatron.core.config.optimizer import DistributedDataParallelConfig, OptimizerConfig, SchedulerConfig
 from megatron.core.config.parallel import ModelParallelConfig
 from megatron.core.config.transformer import TransformerConfig
+from megatron.training.config.checkpoint import CheckpointConfig
 from megatron.training.config.data import DataConfig, TokenizerConfig
 from megatron.training.config.training import (
     DistributedConfig,
@@ -34,6 +35,7 @@ class RunConfig:
     training: TrainingConfig = TrainingConfig()
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     distributed: DistributedConfig = DistributedConfig()
     logging: LoggingConfig = LoggingConfig()
     fingerprint: FingerprintConfig = FingerprintConfig()

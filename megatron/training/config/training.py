@@ -27,9 +27,13 @@ class TrainingConfig:
     eval_interval: int | None = trajectory(None)
     """Iterations between evaluations; none when not given."""
     exit_interval: int | None = operational(None)
-    """Stop after an iteration that this number divides."""
+    """Stop after an iteration that this number divides, saving first where --save is given."""
     exit_duration_in_mins: int | None = operational(None)
     """Stop after this many minutes."""
+    exit_signal_handler: bool = operational(False)
+    """On --exit-signal finish the step, save where --save is given, and end with exit code 0."""
+    exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = operational("SIGTERM")
+    """The signal that --exit-signal-handler waits for."""
     check_for_nan_in_loss_and_grad: bool = operational(True)
     """Stop every rank when a loss or gradient is not finite, naming where (exit code 4)."""
 

@@ -18,6 +18,7 @@ def training_problems(given: RunConfig, config: RunConfig) -> list[Problem]:
         *_weight_decay_problems(given),
         *_optimizer_problems(config),
         *_vocabulary_problems(config),
+        *given.checkpoint.problems(),
     ]
 
 

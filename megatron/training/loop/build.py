@@ -23,6 +23,7 @@ from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, O
 from megatron.core.process_groups.topology import LogicalLayout
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tokenizers.base import Tokenizer
+from megatron.training.checkpoint.checkpointer import Checkpointer
 from megatron.training.config.resolve import (
     logical_layout,
     num_microbatches,
@@ -58,6 +59,11 @@ class Run:
     step: TrainStep
     splits: Splits
     data_digest: str
+
+    def checkpointer(self) -> Checkpointer:
+        """What loads and saves the state of this run; collective."""
+        optimizer = self.step.optimizer
+        return Checkpointer(self.config, self.layout, optimizer=optimizer, chunks=self.chunks, groups=self.groups)
 
     def reader(self, dataset: Dataset) -> BatchReader:
         """A reader of this rank's shards of a split."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from megatron.core.models.hybrid.hybrid_layer_allocation import LAYER_SYMBOLS
+from megatron.training.checkpoint.checkpointer import Checkpointer
+from megatron.training.checkpoint.position import Position
 from megatron.training.config.resolve import pattern_of
 from megatron.training.config.run import RunConfig
 from megatron.training.data.batches import BatchReader
@@ -25,40 +28,57 @@ def pretrain(config: RunConfig) -> None:
     """Train to the end of the configuration; ``config`` comes from ``checked_config``.
 
     Raises:
-        ConfigError, DamagedInputError, TrainingStoppedError: see their texts; the process ends with their exit code.
+        ConfigError, DamagedInputError, SaveFailedError, TrainingStoppedError: see their texts; the process ends with
+            their exit code.
     """
     started = time.monotonic()
-    run = build_run(config, find_launch(read_environment()))
-    manifest = run_manifest(run, start_iteration=0)
+    run_training(build_run(config, find_launch(read_environment())), started)
+    stop_process_group()
+
+
+def run_training(run: Run, started: float) -> None:
+    """Load, train to the end, save; ``started`` is the monotonic time the run began at, in seconds."""
+    checkpoints = run.checkpointer()
+    start = checkpoints.load()
+    run.step.start_schedule(start.schedule, start.schedule_start)
+    manifest = run_manifest(run, start_iteration=start.position.iteration)
+    manifest["trajectory"] = checkpoints.trajectory_with_branches(manifest["trajectory"])
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
-    observers = _observers(run, manifest)
+    observers = _observers(run, manifest, start.position)
     try:
-        _train(run, observers, fingerprints, ExitRule(run.config.training, started))
+        with checkpoints.begin(manifest["trajectory"], run.step.schedule):
+            _train(run, observers, fingerprints, ExitRule(run.config.training, started), checkpoints)
     finally:
         for observer in observers:
             observer.close()
         if fingerprints is not None:
             fingerprints.close()
-    stop_process_group()
 
 
-def _train(run: Run, observers: Sequence[Observer], fingerprints: Fingerprints | None, exits: ExitRule) -> None:
-    training = run.config.training
+def _train(
+    run: Run,
+    observers: Sequence[Observer],
+    fingerprints: Fingerprints | None,
+    exits: ExitRule,
+    checkpoints: Checkpointer,
+) -> None:
+    training, position = run.config.training, checkpoints.position
     reader = run.reader(run.splits.train)
-    reader.require(0, training.train_iters)
+    reader.require(position.consumed_train_samples, max(0, training.train_iters - position.iteration))
     valid = run.reader(run.splits.valid) if run.splits.valid is not None and training.eval_interval else None
-    consumed = consumed_valid = 0
-    for iteration in range(1, training.train_iters + 1):
-        step = run.step.run(reader, iteration, consumed)
-        consumed = step.consumed_samples
+    checkpoints.restore_generators()
+    for iteration in range(position.iteration + 1, training.train_iters + 1):
+        step = run.step.run(reader, iteration, position.consumed_train_samples)
         if fingerprints is not None:
             fingerprints.on_step(step, reader)
         for observer in observers:
             observer.on_step(step)
+        position = replace(position, iteration=iteration, consumed_train_samples=step.consumed_samples)
         last = iteration == training.train_iters
         if valid is not None and (last or iteration % training.eval_interval == 0):
-            consumed_valid = _evaluate(run, valid, observers, iteration, consumed, consumed_valid)
+            position = _evaluate(run, valid, observers, position)
         reason = exits.reason_after(iteration, run.groups)
+        checkpoints.after_step(position, leaving=last or reason is not None)
         if reason is not None:
             if run.groups.world.is_first:
                 print(f"exiting program {reason}", flush=True)
@@ -68,20 +88,19 @@ def _train(run: Run, observers: Sequence[Observer], fingerprints: Fingerprints |
             source.close()
 
 
-def _evaluate(
-    run: Run, valid: BatchReader, observers: Sequence[Observer], iteration: int, consumed: int, consumed_valid: int
-) -> int:
-    """Evaluate once and tell the observers; returns the validation samples consumed so far."""
+def _evaluate(run: Run, valid: BatchReader, observers: Sequence[Observer], position: Position) -> Position:
+    """Evaluate once and tell the observers; returns the position with the validation samples consumed so far."""
     batches = run.config.training.eval_iters
     if batches == 0:
-        return consumed_valid
-    losses = run.step.evaluate(valid, batches, iteration, consumed_valid)
+        return position
+    losses = run.step.evaluate(valid, batches, position.iteration, position.consumed_valid_samples)
     for observer in observers:
-        observer.on_validation(iteration, consumed, losses)
-    return consumed_valid + batches * run.config.training.global_batch_size
+        observer.on_validation(position.iteration, position.consumed_train_samples, losses)
+    consumed = position.consumed_valid_samples + batches * run.config.training.global_batch_size
+    return replace(position, consumed_valid_samples=consumed)
 
 
-def _observers(run: Run, manifest: dict[str, dict]) -> list[Observer]:
+def _observers(run: Run, manifest: dict[str, dict], position: Position) -> list[Observer]:
     """The observers of this rank: all on the last rank, as in Megatron; none elsewhere. The run folder gets its
     manifest."""
     if not run.groups.world.is_last:
@@ -92,7 +111,7 @@ def _observers(run: Run, manifest: dict[str, dict]) -> list[Observer]:
         world_size=run.groups.world.size,
         flops_per_sample=_flops(config) if logging.log_throughput else None,
     )
-    observers = build_observers(logging, shape, start_iteration=0)
+    observers = build_observers(logging, shape, start_iteration=position.iteration)
     if logging.run_dir:
         write_json(Path(logging.run_dir) / "manifest.json", manifest)
     return observers

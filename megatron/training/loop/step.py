@@ -51,6 +51,13 @@ class TrainStep:
     ) -> None:
         self.chunks, self.ddp, self.optimizer = chunks, ddp, optimizer
         self.schedule, self.groups, self.shape = schedule, groups, shape
+        # Samples consumed before the schedule's first step: 0 unless a run went on without its optimizer state.
+        self.schedule_start = 0
+
+    def start_schedule(self, schedule: Schedule | None, start: int) -> None:
+        """Use another schedule where one is given, and begin it after ``start`` consumed samples."""
+        self.schedule = self.schedule if schedule is None else schedule
+        self.schedule_start = start
 
     def run(self, reader: BatchReader, iteration: int, consumed_samples: int) -> StepMetrics:
         """Step ``iteration`` (1-based) on the samples from ``consumed_samples`` on.
@@ -63,7 +70,8 @@ class TrainStep:
         losses = self._forward_backward(reader, iteration, consumed_samples, training=True)
         reader.read_ahead(consumed_samples + shape.global_batch_size)
         self.ddp.finalize_model_grads()
-        lr, decay = learning_rate(self.schedule, consumed_samples), weight_decay(self.schedule, consumed_samples)
+        progress = consumed_samples - self.schedule_start
+        lr, decay = learning_rate(self.schedule, progress), weight_decay(self.schedule, progress)
         outcome = self.optimizer.step(lr=lr, weight_decay=decay, iteration=iteration, count_zeros=shape.count_zeros)
         return StepMetrics(
             iteration=iteration,

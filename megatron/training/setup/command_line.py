@@ -12,10 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.core.config.errors import ConfigError, DamagedInputError, Problem, TrainingStoppedError
+from megatron.core.config.errors import (
+    ConfigError,
+    DamagedInputError,
+    Problem,
+    SaveFailedError,
+    TrainingStoppedError,
+)
 from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.cli.parser import parse
-from megatron.training.config.resolve import resolution_notes, resolve
+from megatron.training.config.resolve import known_logical_layout, resolution_notes, resolve
+from megatron.training.config.resume_rules import (
+    find_source,
+    require_same_model,
+    resume_problems,
+    with_stored_layout,
+)
 from megatron.training.config.run import RunConfig
 from megatron.training.config.validate import config_problems, without_repeats
 from megatron.training.setup.environment import Launch, export, find_launch, rank_or_zero, read_environment
@@ -39,7 +51,9 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     """Read, resolve and check; changes nothing.
 
     Raises:
-        ConfigError: every problem with flags, launch and environment at once.
+        ConfigError: every problem with flags, launch and environment at once, or every one with the checkpoint that
+            the run would start from.
+        DamagedInputError: that checkpoint is missing, damaged or of another model.
     """
     parsed = parse(argv)
     problems = list(parsed.problems)
@@ -47,11 +61,18 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
         launch = find_launch(environment)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from error
-    problems += without_repeats(config_problems(parsed.config, launch.world_size), parsed.doubtful)
-    problems += environment_problems(environment, parsed.config.numerics)
+    source = find_source(parsed.config.checkpoint)
+    given = with_stored_layout(parsed.config, source)
+    problems += without_repeats(config_problems(given, launch.world_size), parsed.doubtful)
+    problems += environment_problems(environment, given.numerics)
     if problems:
         raise ConfigError(problems)
-    config = resolve(parsed.config, launch.world_size)
+    config = resolve(given, launch.world_size)
+    if source is not None:
+        require_same_model(config, source)
+        problems = resume_problems(config, known_logical_layout(config), source)
+    if problems:
+        raise ConfigError(problems)
     return StartUp(
         config=config,
         launch=launch,
@@ -76,6 +97,8 @@ def checked_config(argv: Sequence[str]) -> RunConfig:
     except ConfigError as error:
         local = _is_local(error.problems)
         raise SystemExit(refuse(error, rank_or_zero(environment), local=local)) from error
+    except DamagedInputError as error:
+        raise SystemExit(refuse(error, rank_or_zero(environment))) from error
     export(start.to_export)
     if start.launch.rank == 0:
         for note in start.notes:
@@ -85,7 +108,7 @@ def checked_config(argv: Sequence[str]) -> RunConfig:
     return start.config
 
 
-def refuse(error: ConfigError, rank: int, *, local: bool = False) -> int:
+def refuse(error: ConfigError | DamagedInputError, rank: int, *, local: bool = False) -> int:
     """Print the block that lists every problem, on the first rank; returns the exit code.
 
     The other ranks wait first. Where they are still there after it, the first rank had nothing to complain about; with
@@ -106,13 +129,13 @@ def _is_local(problems: Sequence[Problem]) -> bool:
 
 def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
     """Run to the end and return the exit code of the process: 0 done, 2 refused, 3 damaged input, 4 stopped by its own
-    watch. Other errors are not caught: Python ends with a traceback and 1."""
+    watch, 1 a checkpoint that could not be written. Other errors are not caught: Python ends with a traceback and 1."""
     rank = rank_or_zero(read_environment())
     try:
         run(config)
     except ConfigError as error:
         return refuse(error, rank, local=True)
-    except (DamagedInputError, TrainingStoppedError) as error:
+    except (DamagedInputError, SaveFailedError, TrainingStoppedError) as error:
         print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -32,6 +34,42 @@ def generator_digest() -> str:
     if torch.cuda.is_available():
         total.update(torch.cuda.get_rng_state().numpy().tobytes())
     return total.hexdigest()
+
+
+def generator_states() -> dict[str, torch.Tensor]:
+    """The exact state of each of these generators on this rank, as uint8 tensors on the CPU, by name."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    states = {
+        "python": _from_text(json.dumps(random.getstate())),
+        "numpy": _from_text(json.dumps([kind, np.asarray(keys).tolist(), position, has_gauss, gauss])),
+        "torch_cpu": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["torch_cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
+    """Put every generator back into a state that ``generator_states`` returned.
+
+    Raises:
+        ValueError: a state is no such state.
+    """
+    version, words, gauss = json.loads(_to_text(states["python"]))
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, *rest = json.loads(_to_text(states["numpy"]))
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(states["torch_cpu"])
+    if "torch_cuda" in states:
+        torch.cuda.set_rng_state(states["torch_cuda"])
+
+
+def _from_text(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _to_text(values: torch.Tensor) -> str:
+    return bytes(values.tolist()).decode()
 
 
 def key_state_digest(seed: int, iteration: int) -> str:

@@ -1,0 +1,114 @@
+"""``metadata.json``: what a checkpoint says of itself, with a digest over its own bytes. Torch is not needed here.
+
+It is the last file written into a checkpoint folder, so a folder without it is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import DamagedInputError
+
+FACTS_FILE = "metadata.json"
+FORMAT = "megatron-bitwise"
+FORMAT_VERSION = 1
+
+_DIGEST = "digest"
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "iteration": int,
+    "consumed_train_samples": int,
+    "consumed_valid_samples": int,
+    "schedule": dict,
+    "schedule_position": int,
+    "logical_layout": dict,
+    "physical_layout": dict,
+    "trajectory": dict,
+    "branches": list,
+    "has_optimizer": bool,
+    "has_generators": bool,
+    "tensors": dict,
+    "files": dict,
+}
+
+Facts = dict[str, Any]
+
+
+def encode_facts(facts: Facts) -> bytes:
+    """The bytes of the file: the facts, then the digest of everything before it."""
+    head = {
+        "sharded_backend": "torch_dist",
+        "sharded_backend_version": 1,
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+    }
+    body = {**head, **facts}
+    body.pop(_DIGEST, None)
+    return _bytes({**body, _DIGEST: hashlib.sha256(_bytes(body)).hexdigest()})
+
+
+def _bytes(value: Facts) -> bytes:
+    return json.dumps(value, indent=1).encode("utf-8") + b"\n"
+
+
+def read_facts(folder: Path) -> Facts:
+    """The facts of one checkpoint folder.
+
+    Raises:
+        DamagedInputError: the file is missing, is not one of ours, or a byte of it has changed; names the file.
+    """
+    path = folder / FACTS_FILE
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedInputError(f"{path}: no such file; {folder} is not a complete checkpoint") from error
+    except OSError as error:
+        raise DamagedInputError(f"{path} cannot be read: {error}") from error
+    try:
+        facts = json.loads(raw)
+    except ValueError as error:
+        raise DamagedInputError(f"{path} is damaged ({error})") from error
+    if not isinstance(facts, dict) or "format" not in facts:
+        if isinstance(facts, dict) and "sharded_backend" in facts:
+            raise DamagedInputError(
+                f"{path}: this checkpoint was made by Megatron-LM or Megatron-Core; its keys are not ours, it "
+                "cannot be loaded here"
+            )
+        raise DamagedInputError(f"{path} is not the {FACTS_FILE} of a checkpoint")
+    if encode_facts(facts) != raw:
+        raise DamagedInputError(f"{path} is damaged: its contents do not match its own digest")
+    if facts["format"] != FORMAT or facts.get("format_version") != FORMAT_VERSION:
+        found = f"{facts['format']} {facts.get('format_version')}"
+        raise DamagedInputError(f"{path}: the format is {found}, this version reads {FORMAT} {FORMAT_VERSION}")
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(facts.get(name), kind)]
+    if wrong:
+        raise DamagedInputError(f"{path}: {', '.join(wrong)} missing or of the wrong type")
+    return facts
+
+
+def sha256_file(path: Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file, read in pieces."""
+    total, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(1 << 22):
+            total.update(piece)
+            size += len(piece)
+    return size, total.hexdigest()
+
+
+def file_problem(folder: Path, name: str, stated: dict[str, Any]) -> str | None:
+    """What is wrong with one file of a checkpoint; ``None`` where size and SHA-256 are as stated."""
+    path = folder / name
+    try:
+        size, digest = sha256_file(path)
+    except FileNotFoundError:
+        return f"{path}: no such file"
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+    if size != stated["bytes"]:
+        return f"{path}: {size} bytes, {stated['bytes']} were written"
+    if digest != stated["sha256"]:
+        return f"{path}: its SHA-256 is not that of the file that was written"
+    return None

@@ -1,0 +1,124 @@
+"""Load: check every file's bytes, read this rank's pieces, and prove by digests that everything arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
+from megatron.core.dist_checkpointing.facts import FACTS_FILE, Facts, file_problem
+from megatron.core.dist_checkpointing.flat_tensor import (
+    StoredPiece,
+    TensorFacts,
+    add_digests,
+    digests_of,
+    state_dict_of,
+)
+from megatron.core.dist_checkpointing.progress import SlowProgress
+from megatron.core.dist_checkpointing.reader import FolderReader
+
+_NAMED = 5
+
+
+def stored_facts(facts: Facts, key: str) -> TensorFacts | None:
+    """What the checkpoint says of one tensor; ``None`` where it has none of that name."""
+    stated = facts["tensors"].get(key)
+    if stated is None:
+        return None
+    return TensorFacts(
+        dtype=stated["dtype"], shape=tuple(stated["shape"]), shards=stated["shards"], name=stated["name"]
+    )
+
+
+def require_same_tensors(
+    folder: Path, facts: Facts, wanted: Sequence[StoredPiece], group: CheckpointGroup, kinds: Sequence[str]
+) -> None:
+    """Every stored tensor is wanted by a rank, every wanted one is stored, in the same shape and type.
+
+    ``kinds`` are the first words (up to the dot) of the keys that are looked at.
+
+    Raises:
+        DamagedInputError: on all ranks: this checkpoint is of another model; names what differs.
+    """
+    mine = {piece.key: piece.facts for piece in wanted if piece.key.split(".", 1)[0] in kinds}
+    every: dict[str, TensorFacts] = {}
+    for rank in group.gather(mine):
+        every |= rank
+    stored = {key for key in facts["tensors"] if key.split(".", 1)[0] in kinds}
+    wrong = [f"{key} is in the model and not in the checkpoint" for key in sorted(every.keys() - stored)]
+    wrong += [f"{key} is in the checkpoint and not in the model" for key in sorted(stored - every.keys())]
+    for key in sorted(stored & every.keys()):
+        theirs, ours = stored_facts(facts, key), every[key]
+        if theirs != ours:
+            wrong.append(f"{key} is {_words(theirs)} in the checkpoint and {_words(ours)} in the model")
+    if wrong:
+        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise DamagedInputError(f"{folder} is a checkpoint of another model: {'; '.join(wrong[:_NAMED])}{more}")
+
+
+def _words(facts: TensorFacts | None) -> str:
+    return "missing" if facts is None else f"{facts.dtype}{list(facts.shape)} in {facts.shards} shards"
+
+
+def require_whole_files(folder: Path, facts: Facts, group: CheckpointGroup) -> None:
+    """Every file is there with the bytes that were written; the files are shared out over the ranks.
+
+    A rank hashes the files it wrote, so that the reading after it finds them in memory.
+
+    Raises:
+        DamagedInputError: on all ranks; names every damaged file.
+    """
+    problems = []
+    for i, (name, stated) in enumerate(sorted(facts["files"].items())):
+        owner = name.strip("_").split("_")[0]
+        if (int(owner) if owner.isdecimal() else i) % group.size == group.rank:
+            problem = file_problem(folder, name, stated)
+            problems += [] if problem is None else [problem]
+    found = [problem for rank in group.gather(problems) for problem in rank]
+    if found:
+        raise DamagedInputError(f"checkpoint {folder} is damaged: {'; '.join(found)}")
+
+
+def load_pieces(folder: Path, facts: Facts, wanted: Sequence[StoredPiece], group: CheckpointGroup) -> None:
+    """Fill the values of all pieces from the checkpoint, and prove it.
+
+    Call it on all ranks; every element of every wanted tensor is ``written`` on exactly one of them.
+
+    Raises:
+        DamagedInputError: on all ranks: a file cannot be read, or a tensor does not have the digest it was saved with.
+    """
+    failures = group.failures(_read(folder, wanted, group))
+    if failures:
+        raise DamagedInputError(f"checkpoint {folder} cannot be loaded: {'; '.join(failures)}")
+    digests = add_digests(group.gather(digests_of(piece for piece in wanted if piece.written)))
+    wrong = different_digests(facts, digests)
+    if wrong:
+        named = ", ".join(wrong[:_NAMED])
+        raise DamagedInputError(f"{folder / FACTS_FILE}: not the values that were saved, after loading: {named}")
+
+
+def different_digests(facts: Facts, digests: Mapping[str, str]) -> list[str]:
+    """Keys whose digest is not the stated one."""
+    return [key for key, digest in digests.items() if facts["tensors"].get(key, {}).get("digest") != digest]
+
+
+def _read(folder: Path, wanted: Iterable[StoredPiece], group: CheckpointGroup) -> str | None:
+    state = state_dict_of(wanted)
+    if not state:
+        return None
+    total = sum(values.numel() * values.element_size() for tensor in state.values() for _, values in tensor.chunks)
+    progress = SlowProgress(f"loading checkpoint {folder}", total, shown=group.is_first)
+    try:
+        with torch.no_grad():
+            # Every rank plans for itself what to read where; nothing has to be agreed on.
+            dcp.load(state, storage_reader=FolderReader(folder, progress), no_dist=True)
+    except CheckpointException as error:
+        return "; ".join(str(failure[0]) for failure in error.failures.values())
+    except DamagedInputError as error:
+        return str(error)
+    return None

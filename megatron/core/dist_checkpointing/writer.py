@@ -1,0 +1,150 @@
+"""The writing end of PyTorch DCP's storage: this rank's files, synced, each with its size and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from megatron.core.dist_checkpointing.folder import write_all, write_synced
+
+METADATA_FILE = ".metadata"
+
+Place = filesystem._StorageInfo
+"""Where DCP's file system storage finds an entry: file, offset, length."""
+
+
+class HashingFile(io.RawIOBase):
+    """A file that is written once from start to end; knows how many bytes and which SHA-256 went in.
+
+    An error of the disk is kept and raised by ``finish``: raised from inside ``torch.save`` it would end in an abort of
+    its archive writer. After the first error nothing more is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.size = path, 0
+        self._error: OSError | None = None
+        self._hash = hashlib.sha256()
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    def writable(self) -> bool:
+        """As for any file that is written."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Append bytes."""
+        view = memoryview(data).cast("B")
+        if self._error is None:
+            try:
+                write_all(self._handle, view, self.path)
+            except OSError as error:
+                self._error = error
+        self._hash.update(view)
+        self.size += len(view)
+        return len(view)
+
+    @property
+    def failed(self) -> bool:
+        """True once the disk has refused a write."""
+        return self._error is not None
+
+    def finish(self) -> dict[str, Any]:
+        """Sync, close and return size and SHA-256.
+
+        Raises:
+            OSError: a write failed; names the file.
+        """
+        try:
+            if self._error is not None:
+                raise self._error
+            os.fsync(self._handle)
+        finally:
+            os.close(self._handle)
+        return {"bytes": self.size, "sha256": self._hash.hexdigest()}
+
+
+class RankWriter(StorageWriter):
+    """Writes ``__RANK_0.distcp``, and on the coordinating rank ``.metadata``.
+
+    ``files`` holds size and SHA-256 of what this rank has written. Every entry is one ``torch.save`` of a tensor, which
+    is what DCP's own reader expects. Nothing random is written: equal states give equal bytes.
+
+    Args:
+        folder: an empty folder that exists.
+        rank: this rank.
+        progress: told the bytes written so far after each entry.
+    """
+
+    def __init__(self, folder: Path, rank: int, progress: Callable[[int], None]) -> None:
+        self.folder, self.rank = folder, rank
+        self.files: dict[str, dict[str, Any]] = {}
+        self._progress = progress
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        """As ``StorageWriter.reset``."""
+        self.files.clear()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """As ``StorageWriter.set_up_storage_writer``."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As ``StorageWriter.prepare_local_plan``."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """As ``StorageWriter.prepare_global_plan``."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's entries; no file where there are none."""
+        results: list[WriteResult] = []
+        if plan.items:
+            name = f"__{self.rank}_0.distcp"
+            file = HashingFile(self.folder / name)
+            for item in plan.items:
+                if not file.failed:
+                    results.append(_write_item(file, name, item, planner))
+                    self._progress(file.size)
+            self.files[name] = file.finish()
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write ``.metadata``: where each entry lies."""
+        metadata.storage_data = {r.index: r.storage_data for rank in results for r in rank}
+        raw = pickle.dumps(metadata, protocol=4)
+        write_synced(self.folder / METADATA_FILE, raw)
+        self.files[METADATA_FILE] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        """As ``StorageWriter.validate_checkpoint_id``."""
+        return True
+
+
+def _write_item(file: HashingFile, name: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
+    start = file.size
+    values = planner.resolve_data(item)
+    if not isinstance(values, torch.Tensor):
+        raise TypeError(f"{item.index.fqn} is not a tensor")
+    values = values.detach().cpu()
+    if values.untyped_storage().nbytes() != values.numel() * values.element_size():
+        # A view is saved with the whole storage behind it.
+        values = values.clone()
+    torch.save(values, file)
+    length = file.size - start
+    place = Place(relative_path=name, offset=start, length=length)
+    return WriteResult(index=item.index, size_in_bytes=length, storage_data=place)

@@ -1,0 +1,242 @@
+"""Checkpointer: everything the training loop does with checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import ConfigError, Problem, SaveFailedError
+from megatron.core.contracts.stage import Stage
+from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
+from megatron.core.dist_checkpointing.facts import Facts
+from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, digests_of
+from megatron.core.dist_checkpointing.folder import require_writable
+from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
+from megatron.core.optimizer.distrib_optimizer import Optimizer
+from megatron.core.optimizer.optimizer_param_scheduler import Schedule
+from megatron.core.process_groups.groups import ProcessGroups
+from megatron.core.process_groups.topology import LogicalLayout
+from megatron.training.checkpoint.background import BackgroundSave, Snapshots
+from megatron.training.checkpoint.content import (
+    MASTERS,
+    MOMENTS,
+    generator_pieces,
+    parameter_pieces,
+    router_pieces_to_save,
+)
+from megatron.training.checkpoint.position import Position
+from megatron.training.checkpoint.restore import Start, put_back_generators, restore
+from megatron.training.config.resume_rules import find_source
+from megatron.training.config.run import RunConfig
+from megatron.training.observe.run_manifest import differences
+from megatron.training.setup.seeds import generator_states
+
+
+class Checkpointer:
+    """Loads at the start, saves when due, waits at the end; all methods are collective.
+
+    Call ``load``; train inside ``begin``, with ``restore_generators`` right before the first step and ``after_step``
+    after every one.
+
+    Args:
+        config: the settings of the run, complete.
+        layout: its logical layout.
+        optimizer, chunks: what is saved and filled.
+        groups: the ranks.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: LogicalLayout,
+        *,
+        optimizer: Optimizer,
+        chunks: Sequence[Stage],
+        groups: ProcessGroups,
+    ) -> None:
+        self._config, self._layout, self._settings = config, layout, config.checkpoint
+        self._optimizer, self._chunks, self._groups = optimizer, chunks, groups
+        self._background, self._snapshots = BackgroundSave(), Snapshots()
+        self._trajectory: dict[str, Any] = {}
+        self._schedule: Schedule | None = None
+        self._start = Start()
+        self._saved_at: int | None = None
+        active = self._settings.save is not None or self._settings.load is not None
+        active = active or self._settings.pretrained_checkpoint is not None
+        self._group: CheckpointGroup | None = None
+        if active:
+            self._group = CheckpointGroup(groups.world, config.distributed.distributed_timeout_minutes)
+            self._require_folder(self._group)
+
+    def _require_folder(self, group: CheckpointGroup) -> None:
+        if self._settings.save is None:
+            return
+        error = None
+        if group.is_first:
+            try:
+                require_writable(Path(self._settings.save))
+            except OSError as failure:
+                error = str(failure)
+        failures = group.failures(error)
+        if failures:
+            needed = "a folder that can be written"
+            raise ConfigError([Problem(f"--save {self._settings.save} ({'; '.join(failures)})", needed, "--save")])
+
+    def load(self) -> Start:
+        """Load what the settings name, if anything, into the optimizer and the model.
+
+        Raises:
+            DamagedInputError: see ``restore``.
+        """
+        source = find_source(self._settings) if self._group is not None else None
+        if source is not None and self._group is not None:
+            self._start = restore(
+                source,
+                self._config,
+                optimizer=self._optimizer,
+                chunks=self._chunks,
+                groups=self._groups,
+                group=self._group,
+            )
+            self._saved_at = None if source.weights_only else self._start.position.iteration
+        elif self._settings.load is not None:
+            self._say(f"no checkpoint in {self._settings.load}: starting from the seed")
+        for words in self._start.words:
+            self._say(words)
+        return self._start
+
+    def trajectory_with_branches(self, trajectory: dict[str, Any]) -> dict[str, Any]:
+        """The trajectory part of the manifest, with where it comes from.
+
+        A setting that is not the checkpoint's is announced, and is a branch: the steps before it were other ones.
+        """
+        stored, branches = self._start.stored_trajectory, list(self._start.branches)
+        if stored is not None:
+            if self._start.schedule is not None:
+                trajectory = _with_stored_schedule(trajectory, stored)
+            changed = differences({k: v for k, v in stored.items() if k != "branches"}, trajectory)
+            for path, then, now in changed:
+                self._say(f"not as in the checkpoint: {path} was {then!r}, is {now!r}")
+            if changed:
+                at, paths = self._start.position.iteration, {path: [then, now] for path, then, now in changed}
+                branches.append({"iteration": at, "why": ["settings"], "changed": paths})
+        return {**trajectory, "branches": branches} if branches else trajectory
+
+    @contextlib.contextmanager
+    def begin(self, trajectory: dict[str, Any], schedule: Schedule) -> Iterator[None]:
+        """While the run trains: what it is, for its checkpoints. At the end of the block a save in the background is
+        waited for, also on the way out of an error.
+
+        Raises:
+            SaveFailedError: that save failed. After another error its words are only printed.
+        """
+        self._trajectory, self._schedule = trajectory, schedule
+        try:
+            yield
+        except BaseException:
+            self._finish_quietly()
+            raise
+        self._background.wait()
+
+    @property
+    def position(self) -> Position:
+        """Where the run starts."""
+        return self._start.position
+
+    def restore_generators(self) -> None:
+        """Right before the first forward pass, so that nothing moves them again."""
+        put_back_generators(self._start)
+
+    def after_step(self, position: Position, *, leaving: bool) -> None:
+        """Save if it is due, or if the run ends here; at most once per iteration.
+
+        Raises:
+            SaveFailedError: this save failed, or the one in the background before it.
+        """
+        interval = self._settings.save_interval
+        if self._settings.save is None or interval is None or position.iteration == self._saved_at:
+            return
+        if leaving or position.iteration % interval == 0:
+            self._save(position)
+            self._saved_at = position.iteration
+
+    def _save(self, position: Position) -> None:
+        root, group = Path(self._settings.save), self._group
+        start = time.monotonic()
+        waited = self._background.wait()
+        asynchronous = self._settings.async_save
+        self._say(f"saving checkpoint at iteration {position.iteration:7d} to {root} in torch_dist format")
+        pieces = [piece for piece in self._pieces() if piece.written]
+        digests = digests_of(pieces)
+        request = SaveRequest(
+            root=root,
+            iteration=position.iteration,
+            pieces=self._snapshots.take(pieces) if asynchronous else pieces,
+            digests=digests,
+            facts=self._facts(position),
+            retain_interval=self._settings.save_retain_interval,
+        )
+
+        def save() -> None:
+            save_checkpoint(request, group)
+            seconds = time.monotonic() - start
+            self._say(
+                f"successfully saved checkpoint from iteration {position.iteration:7d} to {root} in {seconds:.2f} s"
+            )
+
+        if not asynchronous:
+            save()
+            return
+        self._background.start(save)
+        stall = time.monotonic() - start
+        self._say(f"training went on after {stall * 1000:.0f} ms ({waited * 1000:.0f} ms for the save before)")
+
+    def _pieces(self) -> list[StoredPiece]:
+        """What this rank holds of the run's state."""
+        kinds = (MASTERS, *(MOMENTS if self._settings.save_optim else ()))
+        pieces = [*parameter_pieces(self._optimizer, kinds), *router_pieces_to_save(self._chunks, self._groups)]
+        if self._settings.save_rng:
+            pieces += generator_pieces(generator_states(), self._groups.world.rank)
+        return pieces
+
+    def _facts(self, position: Position) -> Facts:
+        consumed, settings = position.consumed_train_samples, self._settings
+        return {
+            "iteration": position.iteration,
+            "consumed_train_samples": consumed,
+            "consumed_valid_samples": position.consumed_valid_samples,
+            "step_count": self._optimizer.step_count if settings.save_optim else None,
+            "schedule": asdict(self._schedule),
+            "schedule_position": consumed - self._start.schedule_start,
+            "logical_layout": asdict(self._layout),
+            "physical_layout": asdict(self._groups.topology),
+            "distributed_optimizer": self._config.optimizer.use_distributed_optimizer,
+            "hybrid_layer_pattern": self._config.model.hybrid_layer_pattern,
+            "has_optimizer": settings.save_optim,
+            "has_generators": settings.save_rng,
+            "branches": self._trajectory.get("branches", []),
+            "trajectory": self._trajectory,
+            "layout": self._config.with_effect("layout"),
+        }
+
+    def _finish_quietly(self) -> None:
+        try:
+            self._background.wait()
+        except SaveFailedError as error:
+            print(f"error on rank {self._groups.world.rank}: {error}", flush=True)
+
+    def _say(self, words: str) -> None:
+        if self._groups.world.is_first:
+            print(words, flush=True)
+
+
+def _with_stored_schedule(trajectory: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """With --use-checkpoint-opt-param-scheduler the checkpoint's settings of the schedule are those in effect."""
+    mine, theirs = trajectory["recipe"], stored["recipe"]
+    curve = {name: theirs["optimizer"][name] for name in ("lr", "min_lr", "weight_decay")}
+    recipe = {**mine, "optimizer": {**mine["optimizer"], **curve}, "scheduler": theirs["scheduler"]}
+    return {**trajectory, "recipe": recipe}

@@ -1,0 +1,197 @@
+"""What a run that starts from a checkpoint may change; decided from ``metadata.json``, before torch is loaded.
+
+Precedence: the logical layout comes from the checkpoint unless ``--new-logical-layout`` is given; the schedule must be
+the checkpoint's unless one of the two schedule flags says whose counts; what weights mean must be the checkpoint's;
+every other setting is the command line's, and a change is announced and recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import DamagedInputError, Problem
+from megatron.core.dist_checkpointing.facts import Facts, read_facts
+from megatron.core.dist_checkpointing.folder import MARKER_FILE, find_checkpoint
+from megatron.core.optimizer.optimizer_param_scheduler import Schedule, plan_schedule
+from megatron.training.config.checkpoint import CheckpointConfig
+from megatron.training.config.run import RunConfig
+
+MODEL_MAY_CHANGE = frozenset(
+    {
+        "attention_dropout",
+        "bf16",
+        "embedding_init_method_std",
+        "fp32_residual_connection",
+        "hidden_dropout",
+        "init_method_std",
+        "max_position_embeddings",
+        "moe_aux_loss_coeff",
+        "moe_input_jitter_eps",
+        "moe_router_bias_update_rate",
+        "moe_router_dtype",
+        "moe_router_load_balancing_type",
+        "seq_length",
+    }
+)
+"""Settings of the model that change how training goes on, not what the stored weights mean."""
+
+_FIXED_LAYOUT = {
+    "tp": "--tensor-model-parallel-size",
+    "etp": "--expert-tensor-parallel-size",
+    "padded_vocab_size": "--make-vocab-size-divisible-by, --padded-vocab-size",
+}
+_FREE_LAYOUT = {
+    "ep": "--expert-model-parallel-size",
+    "ldp": "--logical-data-parallel-size",
+    "block": "--logical-reduce-block-size",
+    "micro_batch_size": "--micro-batch-size",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """The checkpoint a run starts from. With ``weights_only`` it is a new run, at iteration 0."""
+
+    folder: Path
+    facts: Facts
+    weights_only: bool
+
+
+def find_source(config: CheckpointConfig) -> Source | None:
+    """The checkpoint that the settings name; ``None`` for a start from the seed.
+
+    Raises:
+        DamagedInputError: the named one is missing, incomplete or damaged, or ``--exit-on-missing-checkpoint`` is
+            given and there is none.
+    """
+    folder = None if config.load is None else find_checkpoint(Path(config.load), config.ckpt_step)
+    weights_only = config.finetune
+    if folder is None and config.pretrained_checkpoint is not None:
+        folder, weights_only = find_checkpoint(Path(config.pretrained_checkpoint)), True
+        if folder is None:
+            raise DamagedInputError(f"{Path(config.pretrained_checkpoint) / MARKER_FILE}: no such file")
+    if folder is None:
+        if config.exit_on_missing_checkpoint and config.load is not None:
+            marker = Path(config.load) / MARKER_FILE
+            raise DamagedInputError(f"{marker}: no such file, and --exit-on-missing-checkpoint is given")
+        return None
+    return Source(folder=folder, facts=read_facts(folder), weights_only=weights_only)
+
+
+def with_stored_layout(given: RunConfig, source: Source | None) -> RunConfig:
+    """The settings with the checkpoint's logical data-parallel size and block, where none are given and it rules."""
+    if source is None or source.weights_only or given.checkpoint.new_logical_layout:
+        return given
+    stored, parallel = source.facts["logical_layout"], given.parallel
+    ldp, block = parallel.logical_data_parallel_size, parallel.logical_reduce_block_size
+    if ldp is None:
+        ldp = stored.get("ldp")
+    if block is None:
+        block = stored.get("block")
+    parallel = dataclasses.replace(parallel, logical_data_parallel_size=ldp, logical_reduce_block_size=block)
+    return dataclasses.replace(given, parallel=parallel)
+
+
+def require_same_model(config: RunConfig, source: Source) -> None:
+    """The settings that say what weights mean are those of the checkpoint.
+
+    Raises:
+        DamagedInputError: the checkpoint is of another model; names every setting that differs.
+    """
+    stored = source.facts["trajectory"].get("recipe", {}).get("model", {})
+    mine = config.with_effect("trajectory")["model"]
+    wrong = []
+    for name, value in mine.items():
+        if name in MODEL_MAY_CHANGE or name not in stored:
+            continue
+        theirs = stored[name]
+        if name == "hybrid_layer_pattern":
+            value, theirs = (text.replace("|", "") if text else text for text in (value, theirs))
+        if value != theirs:
+            wrong.append(f"{name} is {theirs!r} there and {value!r} here")
+    if wrong:
+        raise DamagedInputError(f"{source.folder} is a checkpoint of another model: {'; '.join(wrong)}")
+
+
+def resume_problems(config: RunConfig, layout: Mapping[str, Any], source: Source) -> list[Problem]:
+    """Why a run with these resolved settings cannot start from this checkpoint.
+
+    ``layout`` holds the fields of the logical layout that are known.
+    """
+    return [
+        *_layout_problems(config, layout, source),
+        *_content_problems(config, source),
+        *_schedule_problems(config, source),
+    ]
+
+
+def _layout_problems(config: RunConfig, layout: Mapping[str, Any], source: Source) -> Iterator[Problem]:
+    stored = source.facts["logical_layout"]
+    both = f"the checkpoint's is {_words(stored)}, this run's is {_words(layout)}"
+    fixed = [name for name in _FIXED_LAYOUT if layout.get(name) not in (None, stored.get(name))]
+    if fixed:
+        flags = ", ".join(f"{_FIXED_LAYOUT[name]} ({name} {stored.get(name)})" for name in fixed)
+        yield Problem(
+            f"another logical layout than {source.folder} has ({both})",
+            f"the same {', '.join(fixed)}: tensors are stored in these cuts, and re-cutting them is not built yet",
+            flags,
+        )
+    free = [name for name in _FREE_LAYOUT if layout.get(name) not in (None, stored.get(name))]
+    if free and not fixed and not source.weights_only and not config.checkpoint.new_logical_layout:
+        flags = ", ".join(f"{_FREE_LAYOUT[name]} ({name} {stored.get(name)})" for name in free)
+        yield Problem(
+            f"another logical layout than {source.folder} has ({both})",
+            "the layout of the first launch, which fixes the order of every sum",
+            f"{flags}, or --new-logical-layout to carry the state into a new trajectory",
+        )
+
+
+def _words(layout: Mapping[str, Any]) -> str:
+    names = (*_FIXED_LAYOUT, *_FREE_LAYOUT)
+    return ", ".join(f"{name} {layout[name]}" for name in names if layout.get(name) is not None)
+
+
+def _content_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
+    if takes_optimizer(config.checkpoint, source) and not source.facts["has_optimizer"]:
+        yield Problem(
+            f"--load {config.checkpoint.load}, whose checkpoint {source.folder.name} has no optimizer state",
+            "moments and step count, or leave to start without them",
+            "add --no-load-optim or --finetune",
+        )
+
+
+def takes_optimizer(config: CheckpointConfig, source: Source) -> bool:
+    """Whether moments, step count and the position on the schedule are taken from the checkpoint."""
+    return config.load_optim and not source.weights_only
+
+
+def _schedule_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
+    settings = config.checkpoint
+    if not takes_optimizer(settings, source) or settings.override_opt_param_scheduler:
+        return
+    if settings.use_checkpoint_opt_param_scheduler:
+        return
+    mine, stored = dataclasses.asdict(schedule_of(config)), source.facts["schedule"]
+    different = [name for name in mine if mine[name] != stored.get(name)]
+    if different:
+        here = ", ".join(f"{name} {mine[name]!r}" for name in different)
+        there = ", ".join(f"{name} {stored.get(name)!r}" for name in different)
+        yield Problem(
+            f"a schedule with {here}",
+            f"{there}, as in {source.folder}",
+            "the flags of the schedule (--train-iters sets the length of a decay that is not given), or "
+            "--use-checkpoint-opt-param-scheduler, or --override-opt-param-scheduler",
+        )
+
+
+def schedule_of(config: RunConfig) -> Schedule:
+    """The schedule of a resolved configuration."""
+    return plan_schedule(
+        config.scheduler,
+        config.optimizer,
+        global_batch_size=config.training.global_batch_size,
+        train_samples=config.training.train_samples,
+    )

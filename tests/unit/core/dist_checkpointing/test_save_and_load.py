@@ -1,0 +1,266 @@
+"""Tensors through a checkpoint folder: same bits back, nothing missing, nothing damaged, no code run."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from megatron.core.config.errors import DamagedInputError, SaveFailedError
+from megatron.core.digest.bits import same_bits
+from megatron.core.dist_checkpointing import progress
+from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
+from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts, read_facts
+from megatron.core.dist_checkpointing.flat_tensor import (
+    FlatTensor,
+    StoredPiece,
+    TensorFacts,
+    add_digests,
+    digests_of,
+    plain_piece,
+)
+from megatron.core.dist_checkpointing.folder import iteration_folder
+from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors, require_whole_files
+from megatron.core.dist_checkpointing.reader import read_metadata
+from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
+from megatron.core.dist_checkpointing.writer import METADATA_FILE
+from megatron.core.process_groups.groups import Group
+
+ALONE = CheckpointGroup(Group(axis="world", ranks=(0,), rank=0, handle=None), 1)
+SHAPE, SHARDS = (6, 1000), 2
+RUN = {
+    "iteration": 4,
+    "consumed_train_samples": 16,
+    "consumed_valid_samples": 0,
+    "schedule": {},
+    "schedule_position": 16,
+    "logical_layout": {},
+    "physical_layout": {},
+    "trajectory": {},
+    "branches": [],
+    "has_optimizer": True,
+    "has_generators": True,
+}
+
+
+def whole() -> torch.Tensor:
+    """The values of the tensor that is cut in these tests, with some that no arithmetic keeps."""
+    values = torch.randn(6000, generator=torch.Generator().manual_seed(7))
+    values[:3] = torch.tensor([-0.0, float("nan"), float("inf")])
+    return values
+
+
+def cut(values: torch.Tensor, *borders: int) -> list[StoredPiece]:
+    """The tensor in pieces that do not cross the border between its two shards, at 3000."""
+    facts = TensorFacts(dtype="float32", shape=SHAPE, shards=SHARDS, name="layer.weight")
+    edges = sorted({0, 3000, 6000, *borders})
+    return [
+        StoredPiece(key="main_params.layer.weight", facts=facts, begin=a, values=values[a:b])
+        for a, b in zip(edges, edges[1:], strict=False)
+    ]
+
+
+def save(root: Path, iteration: int = 4, values: torch.Tensor | None = None, *borders: int) -> Path:
+    """Save the tensor and some bytes."""
+    pieces = cut(whole() if values is None else values, *borders)
+    pieces.append(plain_piece("generators.rank_00000.python", torch.arange(5, dtype=torch.uint8)))
+    request = SaveRequest(
+        root=root, iteration=iteration, pieces=pieces, digests=digests_of(pieces), facts={**RUN, "iteration": iteration}
+    )
+    save_checkpoint(request, ALONE)
+    return iteration_folder(root, iteration)
+
+
+def load(folder: Path, *borders: int) -> torch.Tensor:
+    """The tensor, read into pieces of another cut."""
+    values = torch.zeros(6000)
+    facts = read_facts(folder)
+    require_whole_files(folder, facts, ALONE)
+    load_pieces(folder, facts, cut(values, *borders), ALONE)
+    return values
+
+
+def test_other_cut_gets_the_same_bits(tmp_path: Path) -> None:
+    folder = save(tmp_path, 4, None, 1024, 4024)
+    assert same_bits(load(folder, 512, 2048, 5000), whole())
+    assert sorted(path.name for path in folder.iterdir()) == [".metadata", "__0_0.distcp", FACTS_FILE]
+
+
+def test_equal_states_give_equal_files(tmp_path: Path) -> None:
+    first, second = save(tmp_path / "a"), save(tmp_path / "b")
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes()
+
+
+def test_plain_dcp_reads_it(tmp_path: Path) -> None:
+    folder = save(tmp_path, 4, None, 1024)
+    state = {"main_params.layer.weight": torch.zeros(6000)}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    assert same_bits(state["main_params.layer.weight"], whole())
+
+
+def test_digest_does_not_depend_on_the_cut_and_sees_a_swap() -> None:
+    one, other = digests_of(cut(whole())), digests_of(cut(whole(), 17, 4000))
+    assert add_digests([one]) == add_digests([other])
+    swapped = torch.cat([whole()[3000:], whole()[:3000]])
+    assert digests_of(cut(swapped)) != one
+    parts = [digests_of([piece]) for piece in cut(whole(), 100)]
+    assert add_digests(parts) == add_digests([one])
+
+
+def test_view_is_saved_without_the_storage_behind_it(tmp_path: Path) -> None:
+    wide = torch.zeros(6_000_000)
+    wide[:6000] = whole()
+    folder = save(tmp_path, 4, wide[:6000])
+    assert (folder / "__0_0.distcp").stat().st_size < 60_000
+
+
+def test_missing_extra_and_reshaped_tensors_are_another_model(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    facts, kinds = read_facts(folder), ("main_params",)
+    good = cut(whole())
+    require_same_tensors(folder, facts, good, ALONE, kinds)
+    with pytest.raises(DamagedInputError, match="main_params.layer.weight is in the checkpoint and not in the model"):
+        require_same_tensors(folder, facts, [], ALONE, kinds)
+    more = [*good, plain_piece("main_params.other", torch.zeros(3))]
+    with pytest.raises(DamagedInputError, match="main_params.other is in the model and not in the checkpoint"):
+        require_same_tensors(folder, facts, more, ALONE, kinds)
+    wide = [replace(piece, facts=replace(piece.facts, shape=(3, 2000))) for piece in good]
+    with pytest.raises(DamagedInputError, match=r"float32\[6, 1000\] in 2 shards .* float32\[3, 2000\]"):
+        require_same_tensors(folder, facts, wide, ALONE, kinds)
+
+
+@pytest.mark.parametrize("place", [0, 0.3, 0.7, 0.999999])
+@pytest.mark.parametrize("name", ["__0_0.distcp", METADATA_FILE, FACTS_FILE])
+def test_one_flipped_bit_is_found_and_named(tmp_path: Path, name: str, place: float) -> None:
+    folder = save(tmp_path)
+    raw = bytearray((folder / name).read_bytes())
+    raw[int(len(raw) * place)] ^= 0x04
+    (folder / name).write_bytes(raw)
+    with pytest.raises(DamagedInputError, match=name):
+        load(folder)
+
+
+def test_truncated_and_missing_files_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    data = folder / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(DamagedInputError, match=r"__0_0.distcp: \d+ bytes, \d+ were written"):
+        load(folder)
+    data.unlink()
+    with pytest.raises(DamagedInputError, match="__0_0.distcp: no such file"):
+        load(folder)
+
+
+def test_values_that_are_not_those_of_the_digest_are_refused(tmp_path: Path) -> None:
+    """Control of the proof after the load: files that agree with themselves, but hold another tensor."""
+    folder = save(tmp_path)
+    facts = read_facts(folder)
+    facts["tensors"]["main_params.layer.weight"]["digest"] = "0" * 32
+    (folder / FACTS_FILE).write_bytes(encode_facts(facts))
+    with pytest.raises(DamagedInputError, match="not the values that were saved"):
+        load(folder)
+
+
+class Hostile:
+    """Runs a function when it is unpickled."""
+
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code from a checkpoint ran')",))
+
+
+def test_no_code_runs_from_metadata(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    (folder / METADATA_FILE).write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(DamagedInputError, match=r"builtins.exec"):
+        read_metadata(folder)
+    (folder / METADATA_FILE).write_bytes(pickle.dumps(torch.nn.Linear))
+    with pytest.raises(DamagedInputError, match="torch.nn"):
+        read_metadata(folder)
+    (folder / METADATA_FILE).write_bytes(pickle.dumps([1]))
+    with pytest.raises(DamagedInputError, match="not the metadata"):
+        read_metadata(folder)
+
+
+def test_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    metadata = read_metadata(folder)
+    next(iter(metadata.storage_data.values())).relative_path = "../other/__0_0.distcp"
+    (folder / METADATA_FILE).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DamagedInputError, match="outside its folder"):
+        read_metadata(folder)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"sharded_backend": "torch_dist", "sharded_backend_version": 1}', "made by Megatron-LM or Megatron-Core"),
+        (b"[]", "is not the metadata.json"),
+        (b"{", "is damaged"),
+        (encode_facts({**RUN, "format_version": 2}), "this version reads megatron-bitwise 1"),
+        (encode_facts({**RUN, "iteration": "4"}), "iteration, tensors, files missing or of the wrong type"),
+    ],
+)
+def test_folders_of_others_are_refused_by_name(tmp_path: Path, raw: bytes, expected: str) -> None:
+    (tmp_path / FACTS_FILE).write_bytes(raw)
+    with pytest.raises(DamagedInputError, match=expected):
+        read_facts(tmp_path)
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process grows beyond ``size`` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("limit", [100, 20_000])
+def test_full_disk_names_rank_and_file_and_keeps_the_checkpoint_before(tmp_path: Path, limit: int) -> None:
+    save(tmp_path)
+    with file_size_limit(limit), pytest.raises(SaveFailedError, match=r"rank 0: .*too large.*__0_0.distcp"):
+        save(tmp_path, 8)
+    with file_size_limit(limit), pytest.raises(SaveFailedError, match=r"still there.*too large"):
+        save(tmp_path, 4, whole() + 1)
+    assert same_bits(load(iteration_folder(tmp_path, 4)), whole())
+    save(tmp_path, 8)
+    assert same_bits(load(iteration_folder(tmp_path, 8)), whole())
+
+
+def test_root_that_is_a_file_fails_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("")
+    with pytest.raises(SaveFailedError, match="root"):
+        save(tmp_path / "root")
+
+
+def test_ranks_with_one_error_are_named_together() -> None:
+    assert name_ranks([None, "disk full", None, "disk full", "no"]) == ["ranks 1, 3: disk full", "rank 4: no"]
+    assert name_ranks([None, None]) == []
+
+
+def test_flat_tensor_refuses_arithmetic() -> None:
+    flat = FlatTensor(10, [(0, torch.zeros(4))])
+    assert flat.detach().shape == (10,)
+    with pytest.raises(TypeError, match="only some ranges"):
+        flat.sum()
+
+
+def test_progress_is_silent_at_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = progress.SlowProgress("saving", 10**9, shown=True)
+    shown(5 * 10**8)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    shown(5 * 10**8)
+    assert "saving: 0.5 GB (50%) of this rank's share" in capsys.readouterr().out
+    progress.SlowProgress("saving", 1, shown=False)(1)
+    assert capsys.readouterr().out == ""
