@@ -1,7 +1,8 @@
 """``megatron-determinism``: did two runs do the same, bit by bit?
 
 compare A B                  two fingerprint folders
-verify [--runs N] -- LAUNCH  run a command several times and compare
+verify [--runs N] -- LAUNCH  run a command several times, also stopped and resumed, and compare
+checkpoint verify | diff     checkpoint folders: every digest, the logical content of two of them
 kernels list | check         the ops, their variants and what each promises
 """
 
@@ -26,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 same, 1 different, 2 not comparable or wrong usage, 3 damaged, missing or failed.",
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{compare,verify,kernels}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{compare,verify,checkpoint,kernels}")
     pair = commands.add_parser("compare", allow_abbrev=False, help="compare two fingerprint folders")
     pair.add_argument("a", type=Path, help="fingerprint folder")
     pair.add_argument("b", type=Path, help="fingerprint folder")
@@ -36,16 +37,41 @@ def build_parser() -> argparse.ArgumentParser:
         "verify",
         allow_abbrev=False,
         help="run a command several times in fresh processes and compare",
-        usage="megatron-determinism verify [--runs N] [--dir DIR] [--json] -- LAUNCH ...",
+        usage="megatron-determinism verify [--runs N] [--resume-at N[,M..]] [--dir DIR] [--json] -- LAUNCH ...",
     )
     legs.add_argument("--runs", type=int, default=2, help="number of legs (default: 2)")
     legs.add_argument("--dir", type=Path, help="folder for the legs (default: runs/verify_TIME)")
     legs.add_argument("--json", action="store_true", help="print one JSON object")
-    legs.add_argument("--resume-at", help="refused: legs that resume need checkpoints, which are not built yet")
+    legs.add_argument(
+        "--resume-at",
+        type=iterations,
+        default=(),
+        metavar="N[,M..]",
+        help="one more leg, stopped after these iterations and gone on with from its checkpoints",
+    )
     kernels = commands.add_parser("kernels", allow_abbrev=False, help="list or check the ops and their variants")
     kernels.add_argument("action", choices=("list", "check"))
     kernels.add_argument("--json", action="store_true", help="print one JSON object")
+    checkpoint = commands.add_parser("checkpoint", allow_abbrev=False, help="check or compare checkpoint folders")
+    checkpoint.add_argument("action", choices=("verify", "diff"))
+    checkpoint.add_argument("folders", type=Path, nargs="+", help="iter_0000004, or a folder of such folders")
+    checkpoint.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def iterations(text: str) -> tuple[int, ...]:
+    """Ascending iterations from ``2,5``.
+
+    Raises:
+        argparse.ArgumentTypeError: they are no such thing.
+    """
+    words = text.split(",")
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"{text}: iterations separated by commas")
+    found = tuple(int(word) for word in words)
+    if found[0] < 1 or list(found) != sorted(set(found)):
+        raise argparse.ArgumentTypeError(f"{text}: ascending iterations from 1 on")
+    return found
 
 
 def run(argv: Sequence[str]) -> int:
@@ -59,17 +85,22 @@ def run(argv: Sequence[str]) -> int:
         parser.error(f"{options.command} takes no command after --")
     if options.command == "compare":
         return compare(options.a, options.b, force=options.force).print(sys.stdout, as_json=options.json)
-    if options.command == "kernels":
-        # A process of its own: the ops need torch, which takes seconds to load.
-        return subprocess.run([sys.executable, "-m", "megatron.determinism.kernels", *own[1:]], check=False).returncode
-    if options.resume_at is not None:
-        parser.error("--resume-at: not built yet, checkpoints are neither written nor read")
+    if options.command in ("kernels", "checkpoint"):
+        if options.command == "checkpoint" and len(options.folders) != (2 if options.action == "diff" else 1):
+            parser.error(
+                f"checkpoint {options.action} takes {'two folders' if options.action == 'diff' else 'one folder'}"
+            )
+        # A process of its own: both need torch, which takes seconds to load.
+        module = f"megatron.determinism.{options.command}"
+        return subprocess.run([sys.executable, "-m", module, *own[1:]], check=False).returncode
     if not launch:
         parser.error("verify needs the command to run, after --")
     if options.runs < 2:
         parser.error(f"--runs {options.runs}: at least 2, to compare one with another")
     folder = options.dir if options.dir is not None else default_folder(datetime.datetime.now())
-    return verify(launch, folder, runs=options.runs).print(sys.stdout, as_json=options.json)
+    return verify(launch, folder, runs=options.runs, resume_at=options.resume_at).print(
+        sys.stdout, as_json=options.json
+    )
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from megatron.determinism.compare import compare
 from megatron.determinism.report import Exit, Outcome
 
 _FLAG = "--fingerprint-dir"
+_SAVING = ("--save", "--load", "--save-interval", "--persistent-save-interval", "--exit-interval", "--ckpt-step")
+_NEVER = "1000000000"
 _TAIL_LINES = 15
 
 
@@ -22,22 +24,48 @@ def default_folder(now: datetime.datetime) -> Path:
     return Path("runs") / f"verify_{now:%Y%m%d_%H%M%S}"
 
 
-def verify(launch: Sequence[str], folder: Path, *, runs: int) -> Outcome:
+def verify(launch: Sequence[str], folder: Path, *, runs: int, resume_at: Sequence[int] = ()) -> Outcome:
     """Run ``launch`` ``runs`` times, each into a fingerprint folder of its own under ``folder``, and compare the first
-    leg with each other one. Output of the legs goes to ``leg_N.log``."""
-    if any(word == _FLAG or word.startswith(_FLAG + "=") for word in launch):
-        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"leave {_FLAG} out of the command: each leg gets its own")
-    legs = [folder / f"leg_{n}" for n in range(1, runs + 1)]
+    leg with each other one. Output of the legs goes to ``leg_N.log``.
+
+    With ``resume_at`` one more leg, ``leg_resumed``, is stopped after each of these iterations (ascending) and gone on
+    with from its checkpoint in a fresh process.
+    """
+    own = [_FLAG, *(_SAVING if resume_at else ())]
+    given = [flag for flag in own if any(word == flag or word.startswith(flag + "=") for word in launch)]
+    if given:
+        names = ", ".join(given)
+        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"leave {names} out of the command: each leg gets its own")
+    legs = [folder / f"leg_{n}" for n in range(1, runs + 1)] + [folder / "leg_resumed"] * bool(resume_at)
     taken = [str(leg) for leg in legs if leg.exists()]
     if taken:
         return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"{', '.join(taken)} exists already; name another --dir")
     folder.mkdir(parents=True, exist_ok=True)
-    for number, leg in enumerate(legs, 1):
-        print(f"leg {number} of {runs}: {shlex.join(launch)}", file=sys.stderr, flush=True)
+    for number, leg in enumerate(legs[:runs], 1):
+        print(f"leg {number} of {len(legs)}: {shlex.join(launch)}", file=sys.stderr, flush=True)
         failure = _run_leg([*launch, _FLAG, str(leg)], leg.with_suffix(".log"))
         if failure is not None:
             return failure
+    if resume_at:
+        failure = _run_resumed(launch, legs[-1], folder / "checkpoints", resume_at)
+        if failure is not None:
+            return failure
     return _compare_legs(legs)
+
+
+def _run_resumed(launch: Sequence[str], leg: Path, checkpoints: Path, stops: Sequence[int]) -> Outcome | None:
+    """Run the leg that is stopped and resumed; ``None`` where every part of it succeeded."""
+    saving = ["--save", str(checkpoints), "--save-interval", _NEVER]
+    for part, stop in enumerate([*stops, None]):
+        words = [*launch, _FLAG, str(leg), *saving]
+        words += ["--load", str(checkpoints), "--exit-on-missing-checkpoint"] if part else []
+        words += ["--exit-interval", str(stop)] if stop is not None else []
+        until = "its end" if stop is None else f"iteration {stop}"
+        print(f"resumed leg, until {until}: {shlex.join(launch)}", file=sys.stderr, flush=True)
+        failure = _run_leg(words, leg.with_name(f"{leg.name}_{part + 1}.log"))
+        if failure is not None:
+            return failure
+    return None
 
 
 def _run_leg(command: Sequence[str], log: Path) -> Outcome | None:
@@ -64,4 +92,6 @@ def _compare_legs(legs: Sequence[Path]) -> Outcome:
     if worst.exit != Exit.SAME:
         other = legs[1 + outcomes.index(worst)]
         return replace(worst, details=(f"  A = {legs[0]}, B = {other}", *worst.details))
-    return replace(worst, verdict=f"{len(legs)} legs {worst.verdict}", facts={**worst.facts, "legs": len(legs)})
+    resumed = " (the last one resumed)" if legs[-1].name == "leg_resumed" else ""
+    verdict = f"{len(legs)} legs{resumed} {worst.verdict}"
+    return replace(worst, verdict=verdict, facts={**worst.facts, "legs": len(legs)})

@@ -29,17 +29,25 @@ def test_kernels_check_runs_apart(capfd: pytest.CaptureFixture[str]):
     assert json.loads(capfd.readouterr().out)["verdict"] == "same"
 
 
+def test_checkpoint_of_nothing_is_3(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    assert command.run(["checkpoint", "verify", str(tmp_path), "--json"]) == 3
+    assert json.loads(capfd.readouterr().out)["verdict"] == "damaged"
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "{compare,verify,kernels}"),
-        (["bisect"], "choose from 'compare', 'verify', 'kernels'"),
+        ([], "{compare,verify,checkpoint,kernels}"),
+        (["bisect"], "choose from 'compare', 'verify', 'kernels', 'checkpoint'"),
         (["compare", "a"], "required: b"),
         (["compare", "a", "b", "--", "c"], "compare takes no command after --"),
         (["compare", "a", "b", "--js"], "unrecognized arguments: --js"),
         (["verify"], "verify needs the command to run, after --"),
         (["verify", "--runs", "1", "--", "true"], "--runs 1: at least 2"),
-        (["verify", "--resume-at", "3", "--", "true"], "--resume-at: not built yet"),
+        (["verify", "--resume-at", "3,x", "--", "true"], "3,x: iterations separated by commas"),
+        (["verify", "--resume-at", "5,3", "--", "true"], "5,3: ascending iterations from 1 on"),
+        (["checkpoint", "diff", "a"], "checkpoint diff takes two folders"),
+        (["checkpoint", "verify", "a", "b"], "checkpoint verify takes one folder"),
     ],
 )
 def test_wrong_usage(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]):

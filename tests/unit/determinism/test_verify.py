@@ -14,14 +14,21 @@ LEG = """
 import os, sys
 from pathlib import Path
 from tests.support.fingerprints import record, write_folder
-folder = Path(sys.argv[-1])
-assert sys.argv[-2] == "--fingerprint-dir"
+sys.argv[:] = [word for word in sys.argv if word]
+folder = Path(sys.argv[sys.argv.index("--fingerprint-dir") + 1])
 kind = sys.argv[1]
 print("hello from", folder.name)
 if kind == "fails" and folder.name == "leg_2":
     sys.exit("out of luck")
 digest = f"{os.getpid():032x}" if kind == "drifts" else "0" * 32
-if kind != "silent":
+if "--save" in sys.argv:
+    print("argv", *sys.argv[4:])
+    first = "--load" not in sys.argv
+    last = "--exit-interval" not in sys.argv
+    digest = "1" * 32 if kind == "forgets" and not first else digest
+    if last:
+        write_folder(folder, [record(1), record(2, params=digest)])
+elif kind != "silent":
     write_folder(folder, [record(1), record(2, params=digest)])
 """
 
@@ -78,3 +85,27 @@ def test_fingerprint_folder_belongs_to_the_legs(tmp_path: Path):
 
 def test_default_folder_carries_the_time():
     assert default_folder(datetime.datetime(2026, 8, 1, 9, 5, 7)) == Path("runs/verify_20260801_090507")
+
+
+def test_resumed_leg_is_stopped_and_gone_on_with(tmp_path: Path):
+    outcome = verify(launch("steady"), tmp_path, runs=1, resume_at=(2, 5))
+    assert outcome.exit == Exit.SAME, outcome
+    assert outcome.verdict.startswith("2 legs (the last one resumed) identical on all 2")
+    parts = [(tmp_path / f"leg_resumed_{n}.log").read_text().split("argv ")[1].split() for n in (1, 2, 3)]
+    saving = ["--save", str(tmp_path / "checkpoints"), "--save-interval", "1000000000"]
+    loading = ["--load", str(tmp_path / "checkpoints"), "--exit-on-missing-checkpoint"]
+    assert parts[0] == [*saving, "--exit-interval", "2"]
+    assert parts[1] == [*saving, *loading, "--exit-interval", "5"]
+    assert parts[2] == [*saving, *loading]
+
+
+def test_resume_that_forgets_something_is_different(tmp_path: Path):
+    outcome = verify(launch("forgets"), tmp_path, runs=2, resume_at=(1,))
+    assert outcome.exit == Exit.DIFFERENT
+    assert "leg_resumed" in outcome.details[0]
+
+
+def test_saving_belongs_to_the_resumed_leg(tmp_path: Path):
+    outcome = verify([*launch("steady"), "--save", "x"], tmp_path / "b", runs=2, resume_at=(1,))
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert "--save" in outcome.verdict

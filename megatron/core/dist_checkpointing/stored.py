@@ -1,0 +1,101 @@
+"""A checkpoint on the disk as one whole, whatever layout wrote it: read by one process, a range at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.facts import FACTS_FILE, Facts, file_problem, read_facts
+from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, add_digests, digests_of
+from megatron.core.dist_checkpointing.folder import find_checkpoint
+from megatron.core.dist_checkpointing.reader import read_entry, read_metadata
+from megatron.core.dist_checkpointing.writer import METADATA_FILE
+
+
+def checkpoint_in(folder: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest one of a folder of checkpoints.
+
+    Raises:
+        DamagedInputError: it is neither.
+    """
+    if (folder / FACTS_FILE).is_file():
+        return folder
+    found = find_checkpoint(folder) if folder.is_dir() else None
+    if found is None:
+        raise DamagedInputError(f"{folder} is not a checkpoint: it has no {FACTS_FILE}")
+    return found
+
+
+class StoredCheckpoint:
+    """One checkpoint folder, opened.
+
+    Raises:
+        DamagedInputError: it is no checkpoint, or its ``metadata.json`` is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = checkpoint_in(folder)
+        self.facts: Facts = read_facts(self.folder)
+        self._metadata: Metadata | None = None
+
+    def tensor(self, key: str) -> TensorFacts:
+        """What is known of one tensor."""
+        stated = self.facts["tensors"][key]
+        return TensorFacts(
+            dtype=stated["dtype"], shape=tuple(stated["shape"]), shards=stated["shards"], name=stated["name"]
+        )
+
+    def file_problems(self) -> dict[str, str]:
+        """What is wrong with which file; empty where every byte is the one that was written."""
+        stated = self.facts["files"]
+        found = {name: file_problem(self.folder, name, of) for name, of in sorted(stated.items())}
+        extra = {p.name for p in self.folder.iterdir()} - {*stated, FACTS_FILE}
+        problems = {name: text for name, text in found.items() if text is not None}
+        return problems | {name: f"{self.folder / name}: not part of the checkpoint" for name in sorted(extra)}
+
+    def ranges(self, key: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first element, values) of the stored ranges of one tensor, ascending and without a gap.
+
+        Raises:
+            DamagedInputError: ranges are missing, or cannot be read.
+        """
+        metadata = self._metadata = self._metadata or read_metadata(self.folder)
+        stored = metadata.state_dict_metadata.get(key)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise DamagedInputError(f"{self.folder / METADATA_FILE} has no tensor {key}")
+        end = 0
+        for chunk in sorted(stored.chunks, key=lambda chunk: chunk.offsets[0]):
+            begin = chunk.offsets[0]
+            place = metadata.storage_data.get(MetadataIndex(key, chunk.offsets))
+            if begin != end or place is None:
+                break
+            values = read_entry(self.folder, place)
+            if values.shape != chunk.sizes:
+                raise DamagedInputError(f"{self.folder / place.relative_path}: {key} from {begin} on has another size")
+            yield begin, values
+            end = begin + values.numel()
+        if end != self.tensor(key).numel:
+            raise DamagedInputError(f"{self.folder / METADATA_FILE}: {key} is not there from element {end} on")
+
+    def values(self, key: str) -> torch.Tensor:
+        """One tensor, flat."""
+        return torch.cat([values for _, values in self.ranges(key)])
+
+    def digest(self, key: str) -> str:
+        """Layout-free digest of what is stored, in hex."""
+        facts, total = self.tensor(key), []
+        for begin, values in self.ranges(key):
+            borders = range(
+                begin - begin % facts.shard_numel + facts.shard_numel, begin + len(values), facts.shard_numel
+            )
+            edges = [begin, *borders, begin + len(values)]
+            pieces = (
+                StoredPiece(key=key, facts=facts, begin=a, values=values[a - begin : b - begin])
+                for a, b in zip(edges, edges[1:], strict=False)
+            )
+            total.append(digests_of(pieces))
+        return add_digests(total)[key]
