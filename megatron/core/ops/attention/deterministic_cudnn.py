@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 
+from megatron.core.ops.attention import deterministic_torch_flash
 from megatron.core.ops.attention.deterministic_torch_flash import last_dim_adjacent
 from megatron.core.ops.availability import installed
 from megatron.core.ops.registry import Guarantee, Variant
@@ -146,8 +147,9 @@ def attention(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, v_SBGD: torch.Tensor, 
     width = q_SBND.shape[-1]
     if width % 8 or width > 128:
         raise ValueError(f"cuDNN attention takes head widths up to 128 that are multiples of 8, not {width}")
-    if not q_SBND.numel():
-        return q_SBND + 0.0 * (k_SBGD.sum() + v_SBGD.sum())
+    if not q_SBND.numel() or q_SBND.shape[0] == 1:
+        # cuDNN has no backward of single positions.
+        return deterministic_torch_flash.attention(q_SBND, k_SBGD, v_SBGD, scale)
     q, k, v = (last_dim_adjacent(x).permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD))
     return _CudnnAttention.apply(q, k, v, float(scale)).permute(2, 0, 1, 3)
 
@@ -158,4 +160,5 @@ VARIANT = Variant(
     guarantee={"cuda": Guarantee.RUN_TO_RUN} if installed("cudnn") else {},
     dtypes=frozenset({torch.bfloat16}),
     why="cuDNN's deterministic backward, asked for by name; the plan is the first of a fixed heuristic.",
+    sources=("megatron.core.ops.attention.deterministic_torch_flash",),
 )

@@ -9,10 +9,9 @@ from megatron.core.ops.causal_conv1d.kernels.causal_conv1d import causal_conv1d_
 from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.registry import Guarantee, Variant
 
-BLOCK_C = 256
-"""Channels of a program, two to a thread."""
-FORWARD_RUN, BACKWARD_RUN = 64, 128
-"""Positions of a program; a power of two."""
+FORWARD = {"RUN": 64, "BLOCK_C": 256, "UNROLL": 8, "num_warps": 4}
+BACKWARD = {"RUN": 128, "BLOCK_C": 256, "UNROLL": 4, "num_warps": 4}
+"""Launches for every shape: positions and channels of a program. They do not depend on the sizes."""
 MAX_WIDTH = 4
 
 
@@ -22,7 +21,9 @@ class _CausalConv1d(torch.autograd.Function):
         batch, length, channels = x_BSC.shape
         y_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
         if y_BSC.numel():
-            causal_conv1d_fwd_kernel[(triton.cdiv(channels, BLOCK_C), triton.cdiv(length, FORWARD_RUN), batch)](
+            causal_conv1d_fwd_kernel[
+                (triton.cdiv(channels, FORWARD["BLOCK_C"]), triton.cdiv(length, FORWARD["RUN"]), batch)
+            ](
                 x_ptr=x_BSC,
                 weight_ptr=weight_CW,
                 bias_ptr=bias_C,
@@ -32,9 +33,7 @@ class _CausalConv1d(torch.autograd.Function):
                 batch_stride=x_BSC.stride(0),
                 x_stride=x_BSC.stride(1),
                 W=weight_CW.shape[1],
-                RUN=FORWARD_RUN,
-                BLOCK_C=BLOCK_C,
-                num_warps=4,
+                **FORWARD,
             )
         ctx.save_for_backward(x_BSC, weight_CW, bias_C)
         return y_BSC
@@ -44,10 +43,10 @@ class _CausalConv1d(torch.autograd.Function):
         x_BSC, weight_CW, bias_C = ctx.saved_tensors
         (batch, length, channels), width = x_BSC.shape, weight_CW.shape[1]
         dx_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
-        runs = triton.cdiv(length, BACKWARD_RUN)
+        runs = triton.cdiv(length, BACKWARD["RUN"])
         parts = torch.empty(batch * runs, 5 * channels, dtype=torch.float32, device=x_BSC.device)
         if dx_BSC.numel():
-            causal_conv1d_bwd_kernel[(triton.cdiv(channels, BLOCK_C), runs, batch)](
+            causal_conv1d_bwd_kernel[(triton.cdiv(channels, BACKWARD["BLOCK_C"]), runs, batch)](
                 x_ptr=x_BSC,
                 dy_ptr=dy_BSC.contiguous(),
                 weight_ptr=weight_CW,
@@ -59,9 +58,7 @@ class _CausalConv1d(torch.autograd.Function):
                 batch_stride=x_BSC.stride(0),
                 x_stride=x_BSC.stride(1),
                 W=width,
-                RUN=BACKWARD_RUN,
-                BLOCK_C=BLOCK_C,
-                num_warps=4,
+                **BACKWARD,
             )
         total = column_sum(parts).view(5, channels)
         return dx_BSC, total[4 - width : 4].t().to(weight_CW.dtype).contiguous(), total[4].to(bias_C.dtype)

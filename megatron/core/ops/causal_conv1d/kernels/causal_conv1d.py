@@ -29,7 +29,7 @@ def row_at(ptr, position, channel, length, num_channels, stride):
 @triton.jit
 def causal_conv1d_fwd_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, length, num_channels, batch_stride, x_stride,
-    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr,
+    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """y = silu(conv). Grid: channel tiles, runs of positions, samples."""
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -45,7 +45,7 @@ def causal_conv1d_fwd_kernel(
     x1 = row_at(x_ptr, start - 1, channel, length, num_channels, x_stride)
     x2 = row_at(x_ptr, start - 2, channel, length, num_channels, x_stride)
     x3 = row_at(x_ptr, start - 3, channel, length, num_channels, x_stride)
-    for step in tl.range(0, RUN, loop_unroll_factor=8):
+    for step in tl.range(0, RUN, loop_unroll_factor=UNROLL):
         position = start + step
         x0 = row_at(x_ptr, position, channel, length, num_channels, x_stride)
         total = bias + w0 * x3 + w1 * x2 + w2 * x1 + w3 * x0
@@ -60,7 +60,7 @@ def causal_conv1d_fwd_kernel(
 @triton.jit
 def causal_conv1d_bwd_kernel(
     x_ptr, dy_ptr, weight_ptr, bias_ptr, dx_ptr, parts_ptr, length, num_channels, batch_stride, x_stride,
-    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr,
+    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """dx, and this program's partial [5, C] of the gradients of the four taps and the bias.
 
@@ -90,7 +90,7 @@ def causal_conv1d_bwd_kernel(
     dw2 = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dw3 = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dbias = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    for step in tl.range(0, RUN + 3, loop_unroll_factor=4):
+    for step in tl.range(0, RUN + 3, loop_unroll_factor=UNROLL):
         position = start + step
         x0 = row_at(x_ptr, position, channel, length, num_channels, x_stride)
         dy = row_at(dy_ptr, position, channel, length, num_channels, num_channels)

@@ -34,7 +34,7 @@ def philox_word(index, k0, k1):
     return c0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k0", "k1"])
 def dropout_kernel(x_ptr, out_ptr, numel, n1, n2, n3, g0, g1, g2, start, k0, k1, threshold, scale, BLOCK: tl.constexpr):
     """out = x * scale where the element's word is at least ``threshold``, else +0.0.
 
