@@ -18,11 +18,11 @@ Seen = dict[str, torch.Tensor]
 def _given(num_microbatches: int, training: bool = True) -> PipelineInput:
     return PipelineInput(
         iteration=1,
-        shard=0,
+        shards=(0,),
         num_microbatches=num_microbatches,
         micro_batch_size=2,
         seq_length=7,
-        batch=toy_batch,
+        batch=lambda shard, index: toy_batch(index),
         training=training,
     )
 
@@ -38,7 +38,7 @@ def _run(pp: int, vpp: int, microbatches: tuple[int, ...] = MICROBATCHES) -> dic
         seen = {}
         for training in (True, False):
             given = _given(num_microbatches, training)
-            for (_, microbatch), report in sorted(run_pipeline(chunks, groups, given).items()):
+            for (_, _, microbatch), report in sorted(run_pipeline(chunks, groups, given).items()):
                 for layer, value in report.per_layer["mean"].items():
                     seen[f"{training} mean {microbatch} {layer}"] = value
                 if report.loss_sum is not None:
@@ -92,7 +92,12 @@ def _descending() -> Seen:
     parallel, _ = build_engine(chunks, groups)
     parallel.zero_grad_buffer()
     given = PipelineInput(
-        iteration=1, shard=0, num_microbatches=4, micro_batch_size=2, seq_length=7, batch=lambda i: toy_batch(3 - i)
+        iteration=1,
+        shards=(0,),
+        num_microbatches=4,
+        micro_batch_size=2,
+        seq_length=7,
+        batch=lambda shard, i: toy_batch(3 - i),
     )
     run_pipeline(chunks, groups, given)
     parallel.finalize_model_grads()

@@ -8,7 +8,7 @@ inside a summation block of the norm.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron.core.config.errors import ConfigError, Problem
@@ -45,11 +45,13 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferPlan:
-    """One buffer: its parameters by ascending offset, the end of each bucket, and how many ranks share a bucket."""
+    """One buffer: its parameters by ascending offset, the end of each bucket, the chunk of this rank whose parameters
+    a bucket holds, and how many ranks share a bucket."""
 
     key: BufferKey
     placements: tuple[Placement, ...]
     bucket_ends: tuple[int, ...]
+    bucket_chunks: tuple[int, ...]
     ranks: int
 
     @property
@@ -97,27 +99,44 @@ def _key(spec: ParamSpec) -> BufferKey:
     return BufferKey(two_stage=two_stage, expert=spec.expert, fp32=spec.fp32, tp_partial=spec.tp_partial)
 
 
-def _plan_buffer(key: BufferKey, specs: Sequence[ParamSpec], ranks: int, bucket_size: int) -> BufferPlan:
+def _plan_buffer(
+    key: BufferKey, specs: Sequence[ParamSpec], ranks: int, bucket_size: int, chunk_of: Mapping[str, int]
+) -> BufferPlan:
     grain = SHARD_ALIGNMENT * ranks
-    placements, ends, offset = [], [0], 0
-    for spec in specs:
+    placements: list[Placement] = []
+    ends, chunks, offset = [0], [], 0
+    for position, spec in enumerate(specs):
         placements.append(Placement(spec=spec, offset=offset))
         offset += spec.buffer_numel
-        if offset - ends[-1] >= bucket_size:
+        chunk = chunk_of.get(spec.name, 0)
+        ends_chunk = position + 1 == len(specs) or chunk_of.get(specs[position + 1].name, 0) != chunk
+        if ends_chunk or offset - ends[-1] >= bucket_size:
             offset = -(-offset // grain) * grain
             ends.append(offset)
-    if offset > ends[-1]:
-        ends.append(-(-offset // grain) * grain)
-    return BufferPlan(key=key, placements=tuple(placements), bucket_ends=tuple(ends[1:]), ranks=ranks)
+            chunks.append(chunk)
+    return BufferPlan(
+        key=key,
+        placements=tuple(placements),
+        bucket_ends=tuple(ends[1:]),
+        bucket_chunks=tuple(chunks),
+        ranks=ranks,
+    )
 
 
 def plan_buffers(
-    specs: Sequence[ParamSpec], *, dp: int, edp: int, config: DistributedDataParallelConfig
+    specs: Sequence[ParamSpec],
+    *,
+    dp: int,
+    edp: int,
+    config: DistributedDataParallelConfig,
+    chunk_of: Mapping[str, int] | None = None,
 ) -> tuple[BufferPlan, ...]:
     """Buffers of one rank, in the order in which they are reduced.
 
     ``specs`` are in registration order and are laid out in reverse, so that the gradients that are ready first lie
     together. A parameter never crosses a bucket's end. All ranks of a pipeline stage get the same offsets.
+    ``chunk_of`` says by name which of the rank's chunks a parameter belongs to (0 where it does not say); a bucket
+    holds one chunk's, because chunks end their passes at different times.
 
     Raises:
         ConfigError: as ``plan_bucket_size``.
@@ -131,7 +150,9 @@ def plan_buffers(
         seen.add(spec.name)
         by_key.setdefault(_key(spec), []).append(spec)
     bucket_size = plan_bucket_size(config, dp, sum(spec.buffer_numel for spec in specs))
-    return tuple(_plan_buffer(key, by_key[key], edp if key.expert else dp, bucket_size) for key in sorted(by_key))
+    return tuple(
+        _plan_buffer(key, by_key[key], edp if key.expert else dp, bucket_size, chunk_of or {}) for key in sorted(by_key)
+    )
 
 
 def plan_pieces(plan: BufferPlan, start: int, stop: int) -> tuple[Piece, ...]:

@@ -8,7 +8,8 @@ from megatron.core.config.optimizer import DistributedDataParallelConfig
 from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.contracts.stage import Stage
 from megatron.core.distributed.bucket_plan import plan_buffers
-from megatron.core.distributed.finalize_model_grads import reduce_model_grads, update_expert_bias
+from megatron.core.distributed.finalize_model_grads import finish_gradients, update_expert_bias
+from megatron.core.distributed.gradient_passes import GradientPasses
 from megatron.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.core.process_groups.ordered_reduce import FloatSums
@@ -24,15 +25,27 @@ def distinct_parameters(chunks: Sequence[Stage]) -> list[ModelParameter]:
     return list(found.values())
 
 
+def _chunk_of(chunks: Sequence[Stage]) -> dict[str, int]:
+    """By name, the chunk that fills a parameter's gradient; of one of both pipeline ends, the first that has it."""
+    found: dict[str, int] = {}
+    for index, chunk in enumerate(chunks):
+        for param in chunk.model_parameters():
+            spec = param.spec
+            if found.setdefault(spec.name, index) != index and len(spec.stages) < 2:
+                raise ValueError(f"two parameters of one rank are called {spec.name}, or two chunks share it")
+    return found
+
+
 class DistributedDataParallel:
     """Owns the flat weights and main gradients of this rank's chunks, and takes their parameters over.
 
-    A step is ``zero_grad_buffer()``, forwards and backwards, ``finalize_model_grads()``, then the optimizer's step on
-    ``buffers``.
+    A step is ``zero_grad_buffer()``, then forwards and backwards with ``end_pass(chunk)`` after each pass, then
+    ``finalize_model_grads()``, then the optimizer's step on ``buffers``. A pass is what a chunk does for one logical
+    shard; DP ranks work on DP shards at once, so a step has LDP / DP passes.
 
     Raises:
         ConfigError: the bucket settings contradict each other.
-        ValueError: the logical data-parallel size is not the physical one, or a ParamSpec contradicts itself.
+        ValueError: the data-parallel size does not divide the logical one, or a ParamSpec contradicts itself.
     """
 
     def __init__(
@@ -44,28 +57,50 @@ class DistributedDataParallel:
         sums: FloatSums,
         layout: LogicalLayout,
     ) -> None:
-        if layout.ldp != groups.dp.size:
-            raise ValueError(f"{layout.ldp} logical shards on {groups.dp.size} data-parallel ranks need several passes")
+        if layout.ldp % groups.dp.size:
+            raise ValueError(f"{layout.ldp} logical shards do not divide by {groups.dp.size} data-parallel ranks")
         self.chunks, self.groups, self.sums, self.layout = tuple(chunks), groups, sums, layout
         params = {param.spec.name: param for param in distinct_parameters(chunks)}
-        specs = [param.spec for param in distinct_parameters(chunks)]
-        plans = plan_buffers(specs, dp=groups.dp.size, edp=groups.edp.size, config=config)
+        plans = plan_buffers(
+            [param.spec for param in distinct_parameters(chunks)],
+            dp=groups.dp.size,
+            edp=groups.edp.size,
+            config=config,
+            chunk_of=_chunk_of(chunks),
+        )
         self.buffers = tuple(
             ParamAndGradBuffer(
                 plan,
                 [params[placement.spec.name] for placement in plan.placements],
                 groups.edp if plan.key.expert else groups.dp,
                 leaves=2 if plan.key.two_stage and groups.pp.size == 1 else 1,
+                num_chunks=len(self.chunks),
             )
             for plan in plans
+        )
+        self._passes = GradientPasses(
+            self.buffers, sums, layout, num_passes=layout.ldp // groups.dp.size, num_chunks=len(self.chunks)
         )
 
     def zero_grad_buffer(self) -> None:
         """Start a step: every main gradient is +0.0."""
         for buffer in self.buffers:
             buffer.zero_grad()
+        self._passes.start()
+
+    def end_pass(self, chunk: int) -> None:
+        """After a chunk's last backward for a logical shard: its main gradients join the sum over shards, and are +0.0
+        again unless this was the last pass. Call it on all ranks of a stage at the same place."""
+        self._passes.end(chunk)
 
     def finalize_model_grads(self) -> None:
-        """End the last backward: owned spans hold the final gradient, expert biases have moved."""
-        reduce_model_grads(self.buffers, self.groups, self.sums, self.layout)
+        """End a step: owned spans hold the final gradient, expert biases have moved. Ends the last pass of every chunk
+        that has not ended it.
+
+        Raises:
+            RuntimeError: more than the last pass is missing, or autograd put a gradient into a parameter's ``.grad``,
+                where it would be lost.
+        """
+        self._passes.finish()
+        finish_gradients(self.buffers, self.groups, self.sums, self.layout)
         update_expert_bias((router for chunk in self.chunks for router in chunk.balanced_routers()), self.groups)

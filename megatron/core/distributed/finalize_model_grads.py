@@ -1,8 +1,8 @@
-"""From each rank's sum over micro-batches to the final gradient, and the experts' bias; called once per step.
+"""From the sum over logical shards to the final gradient, and the experts' bias; once per step, after the last pass.
 
-The order of additions, the same on every physical layout: the blocked fold over logical shards (experts: over logical
-expert groups), the fold over tensor-parallel ranks where copies hold partial gradients, first-stage buffer plus
-last-stage buffer for a parameter of both, one multiplication by 1 / LDP rounded to fp32.
+The order of additions, the same on every physical layout: the fold over tensor-parallel ranks where copies hold partial
+gradients, first-stage buffer plus last-stage buffer for a parameter of both, one multiplication by 1 / LDP rounded to
+fp32.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ def _add_other_stage(groups: ProcessGroups, mine: torch.Tensor) -> torch.Tensor:
     return first + last
 
 
-def reduce_model_grads(
+def finish_gradients(
     buffers: Sequence[ParamAndGradBuffer], groups: ProcessGroups, sums: FloatSums, layout: LogicalLayout
 ) -> None:
-    """Leave the final gradient (unclipped) in the owned spans of every buffer.
-
-    Raises:
-        RuntimeError: autograd put a gradient into a parameter's ``.grad``, where it would be lost.
-    """
+    """From the sums over logical shards, which lie in the owned spans of every gradient buffer, to the final gradient
+    (unclipped) in the owned spans of the first."""
     for buffer in buffers:
-        _check_nothing_is_lost(buffer)
-        block = layout.expert_block if buffer.plan.key.expert else layout.block
-        for owned, buckets in buffer.start_reduction():
-            parts = [sums.reduce_scatter(buffer.group, bucket, block) for bucket in buckets]
+        for bucket in range(len(buffer.plan.buckets)):
+            parts = [buffer.own_part(leaf, bucket) for leaf in range(len(buffer.grads))]
             if buffer.plan.key.tp_partial:
                 parts = [sums.all_reduce(groups.tp, part) for part in parts]
             total = parts[0]
@@ -51,13 +46,7 @@ def reduce_model_grads(
             elif buffer.plan.key.two_stage:
                 total = _add_other_stage(groups, total)
             # A Python float meets an fp32 tensor as its value rounded to fp32.
-            owned.copy_(total.mul_(1.0 / layout.ldp))
-
-
-def _check_nothing_is_lost(buffer: ParamAndGradBuffer) -> None:
-    lost = [param.spec.name for param in buffer.params if param.grad is not None]
-    if lost:
-        raise RuntimeError(f"gradients arrived in .grad instead of the main gradient and would be lost: {lost}")
+            torch.mul(total, 1.0 / layout.ldp, out=buffer.own_part(0, bucket))
 
 
 def update_expert_bias(routers: Iterable[BalancedRouter], groups: ProcessGroups) -> None:

@@ -14,25 +14,37 @@ from megatron.core.pipeline_parallel.plan import Compute, Tick, Transfer, plan_p
 from megatron.core.process_groups.collectives import exchange
 from megatron.core.process_groups.groups import ProcessGroups
 
-Reports = dict[tuple[int, int], StageReport]
-"""By (chunk of this rank, micro-batch index)."""
+Reports = dict[tuple[int, int, int], StageReport]
+"""By (chunk of this rank, logical shard, micro-batch index in the shard)."""
+
+
+def _nothing(chunk: int) -> None:
+    """A pass ends without anything to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineInput:
     """What all chunks of all ranks work on.
 
-    ``batch(i)`` is micro-batch i of logical shard ``shard``; it is asked once per chunk and must give the same each
-    time, on every pipeline stage. With ``training`` off nothing is differentiated.
+    ``shards`` are this rank's logical shards in pass order, ``num_microbatches`` counts those of each.
+    ``batch(v, i)`` is micro-batch i of logical shard v; it is asked once per chunk and must give the same each
+    time, on every pipeline stage. ``end_pass(chunk)`` is called after the last backward of a chunk for a shard, before
+    its first backward for the next. With ``training`` off nothing is differentiated.
     """
 
     iteration: int
-    shard: int
+    shards: tuple[int, ...]
     num_microbatches: int
     micro_batch_size: int
     seq_length: int
-    batch: Callable[[int], Batch]
+    batch: Callable[[int, int], Batch]
+    end_pass: Callable[[int], None] = _nothing
     training: bool = True
+
+    def place(self, position: int) -> tuple[int, int]:
+        """(logical shard, micro-batch in it) of the ``position``-th micro-batch of this rank, all passes counted."""
+        number, index = divmod(position, self.num_microbatches)
+        return self.shards[number], index
 
 
 class _Executor:
@@ -51,18 +63,19 @@ class _Executor:
         activation = self.inputs.pop(this, None)
         if activation is not None and given.training:
             activation.requires_grad_()
+        shard, index = given.place(this.microbatch)
         microbatch = Microbatch(
             iteration=given.iteration,
-            shard=given.shard,
-            index=this.microbatch,
+            shard=shard,
+            index=index,
             num_microbatches=given.num_microbatches,
             training=given.training,
         )
-        output, report = chunk.forward(given.batch(this.microbatch), activation, microbatch)
+        output, report = chunk.forward(given.batch(shard, index), activation, microbatch)
         shape = chunk.boundary_shape(given.micro_batch_size, given.seq_length)
         if not chunk.is_last and (tuple(output.shape), output.dtype) != (tuple(shape), chunk.boundary_dtype):
             raise ValueError(f"chunk {this.chunk} gave {output.dtype}{tuple(output.shape)}, the next awaits {shape}")
-        self.reports[this.chunk, this.microbatch] = report
+        self.reports[this.chunk, shard, index] = report
         if given.training:
             backward = Compute("backward", this.chunk, this.microbatch)
             self.graphs[backward] = activation, get_gradient_edge(output)
@@ -96,22 +109,27 @@ class _Executor:
         return transfer.peer, buffer
 
     def run(self, tick: Tick) -> None:
-        """One pass, then its transfers."""
+        """One forward or backward, then its transfers, then the end of a logical shard's pass if this was its last."""
         if tick.compute is not None:
             self.work(tick.compute)
         # A rank does one pass per tick, so everything it sends is that pass's result.
         sends = [(transfer.peer, self.results.pop(tick.compute)) for transfer in tick.sends]
         exchange(self.groups.pp, sends, [self._receive_buffer(transfer) for transfer in tick.receives])
+        # After the transfers, so that no other stage waits for this one's reduction.
+        done = tick.compute
+        if done is not None and done.kind == "backward" and (done.microbatch + 1) % self.given.num_microbatches == 0:
+            self.given.end_pass(done.chunk)
 
 
 def run_pipeline(chunks: Sequence[Stage], groups: ProcessGroups, given: PipelineInput) -> Reports:
-    """All micro-batches forward and, in training, backward through this rank's chunks.
+    """All micro-batches of all shards forward and, in training, backward through this rank's chunks, in one schedule.
 
     ``chunks`` are in order of virtual stage and equally many on every rank. Each chunk's backwards run in ascending
     micro-batch order, so its main gradients are sums in that order at every pipeline size. Returns every report of
     this rank.
     """
-    plan = plan_pipeline(groups.pp.size, len(chunks), given.num_microbatches, forward_only=not given.training)
+    total = len(given.shards) * given.num_microbatches
+    plan = plan_pipeline(groups.pp.size, len(chunks), total, forward_only=not given.training)
     executor = _Executor(chunks, groups, given)
     with torch.set_grad_enabled(given.training):
         for tick in plan.ranks[groups.pp.rank]:

@@ -18,7 +18,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, order=True)
 class Compute:
-    """One forward or backward pass of a rank's chunk on one micro-batch of its logical shard."""
+    """One forward or backward of a rank's chunk on one of the rank's micro-batches of the step, counted over all its
+    logical shards."""
 
     kind: Literal["forward", "backward"]
     chunk: int

@@ -1,4 +1,4 @@
-"""The one module where floating-point numbers of different ranks are added.
+"""The one module, with ``running_fold``, where floating-point numbers of different ranks are added.
 
 ``OrderedSums`` moves every rank's contribution to the rank that needs it and adds there in fp32, in an order given by
 the members' positions alone; transport, ring and timing cannot change a bit. ``NativeSums`` leaves the addition to the
@@ -10,7 +10,6 @@ the block sums left to right; the first term is copied, not added to zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -18,9 +17,7 @@ import torch.distributed as dist
 
 from megatron.core.process_groups.collectives import all_gather, all_to_all
 from megatron.core.process_groups.groups import Group
-
-Fold = Callable[[torch.Tensor, int], torch.Tensor]
-"""``fold(slots [R, n], block) -> [n]`` in fp32 (fp64 for fp64): the op ``blocked_fold``."""
+from megatron.core.process_groups.running_fold import Fold, RunningFold
 
 _SMALL_BYTES = 1 << 15
 
@@ -33,6 +30,15 @@ class FloatSums(Protocol):
 
         ``block`` is the fold's block (default: one block of all members).
         """
+        ...
+
+    def start_fold(self, members: int, block: int) -> RunningFold:
+        """A sum over ``members`` logical members, of which each call of ``reduce_scatter_part`` brings one per rank."""
+        ...
+
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
+        """Add the next ``size`` members to ``running``: ``flat`` as in ``reduce_scatter``, and the member of rank r is
+        the r-th of them. With all members at once it is ``reduce_scatter``."""
         ...
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
@@ -52,9 +58,18 @@ class OrderedSums:
 
     def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
         """As ``FloatSums.reduce_scatter``."""
+        running = self.start_fold(group.size, block or group.size)
+        self.reduce_scatter_part(group, flat, running)
+        return running.result()
+
+    def start_fold(self, members: int, block: int) -> RunningFold:
+        """As ``FloatSums.start_fold``."""
+        return RunningFold(members, block, self._fold)
+
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
+        """As ``FloatSums.reduce_scatter_part``."""
         slots = flat.view(group.size, -1)
-        received = all_to_all(group, slots) if group.size > 1 else slots
-        return self._fold(received, block or group.size)
+        running.add(all_to_all(group, slots) if group.size > 1 else slots)
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``. Short tensors travel whole and are folded everywhere; same order, same bits."""
@@ -78,6 +93,10 @@ class OrderedSums:
         return self._fold(received, group.size).to(tensor.dtype).view(shape)
 
 
+def _plain_sum(slots: torch.Tensor, block: int) -> torch.Tensor:
+    return slots.sum(dim=0)
+
+
 class NativeSums:
     """Sums left to the backend, in whatever order it takes; for the cost baseline only."""
 
@@ -89,6 +108,14 @@ class NativeSums:
         out = flat.new_empty(flat.numel() // group.size)
         dist.reduce_scatter_tensor(out, flat.contiguous(), group=group.handle)
         return out
+
+    def start_fold(self, members: int, block: int) -> RunningFold:
+        """As ``FloatSums.start_fold``; ``block`` has no meaning here."""
+        return RunningFold(members, 1, _plain_sum)
+
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
+        """As ``FloatSums.reduce_scatter_part``, in the order of the parts only."""
+        running.add_sum(self.reduce_scatter(group, flat), group.size)
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``, except that the backend may round in between."""

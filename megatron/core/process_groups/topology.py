@@ -28,6 +28,11 @@ class LogicalLayout:
     padded_vocab_size: int
     micro_batch_size: int
 
+    def shards_of(self, dp_rank: int, dp: int) -> tuple[int, ...]:
+        """Logical shards of one of ``dp`` data-parallel ranks, in pass order: shard v is worked on in pass v // DP by
+        rank v % DP."""
+        return tuple(range(dp_rank, self.ldp, dp))
+
     @property
     def expert_groups(self) -> int:
         """Logical expert groups: sums over disjoint sets of expert-parallel ranks that are folded for one expert."""

@@ -113,14 +113,11 @@ def _logical_problems(config: RunConfig, world_size: int) -> Iterator[Problem]:
     dp, flag = world_size // (tp * pp), "--logical-data-parallel-size"
     launch = f"{world_size} processes / ({tp} * {pp}) = {dp} data-parallel ranks"
     if ldp % dp:
-        yield Problem(
-            f"{flag} {ldp} with {launch}", f"a multiple of {dp}", f"{flag} or the number of processes started"
-        )
-    elif ldp != dp:
+        smaller = ", ".join(str(n) for n in range(1, ldp + 1) if ldp % n == 0)
         yield Problem(
             f"{flag} {ldp} with {launch}",
-            f"{flag} {dp}: several logical shards per rank are not built yet",
-            f"{flag} {dp}, or start {ldp * tp * pp} processes",
+            f"data-parallel ranks that divide {ldp} ({smaller}), or a multiple of {dp} logical shards",
+            f"the number of processes started (data-parallel ranks * {tp * pp}), or {flag}",
         )
     if block is not None and block > ldp:
         yield Problem(

@@ -78,7 +78,7 @@ class Run:
         return BatchReader(
             dataset,
             sampler,
-            shards=(self.groups.at.dp,),
+            shards=self.step.shape.shards,
             num_microbatches=self.step.shape.num_microbatches,
             device=self.groups.device,
             num_workers=data.num_workers,
@@ -182,7 +182,7 @@ def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContex
         train_samples=training.train_samples,
     )
     shape = StepShape(
-        shard=groups.at.dp,
+        shards=context.layout.shards_of(groups.dp.rank, groups.dp.size),
         num_microbatches=num_microbatches(config),
         micro_batch_size=training.micro_batch_size,
         seq_length=config.model.seq_length,

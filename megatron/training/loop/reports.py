@@ -30,18 +30,18 @@ class StepLosses:
 
 
 def gather_losses(
-    reports: Sequence[Sequence[StageReport]],
+    reports: Sequence[Sequence[Sequence[StageReport]]],
     expected: ReportedLayers,
     groups: ProcessGroups,
     iteration: int,
     *,
     check: bool = True,
 ) -> StepLosses:
-    """Combine the reports of one pass of a step.
+    """Combine the reports of all micro-batches of a step.
 
-    ``reports[chunk][micro-batch]`` are this rank's. Values travel as fp64, which holds every fp32 and every count
-    exactly; a value comes from the one stage that owns it, and additions happen here on the host, by logical shard,
-    then micro-batch, then layer.
+    ``reports[chunk][pass][micro-batch]`` are this rank's; its pass p is logical shard p * DP + its rank. Values travel
+    as fp64, which holds every fp32 and every count exactly; a value comes from the one stage that owns it, and
+    additions happen here on the host, by logical shard, then micro-batch, then layer.
 
     Raises:
         TrainingStoppedError: with ``check``: a loss is not finite; on every rank at once, naming shard,
@@ -53,7 +53,8 @@ def gather_losses(
     owned = torch.zeros_like(stages[0])
     for stage in stages:
         owned = torch.where(stage[..., :1] > 0, stage, owned)
-    shards = all_gather(groups.dp, owned[..., 1]).tolist()
+    by_rank = all_gather(groups.dp, owned[..., 1])
+    shards = by_rank.transpose(0, 1).flatten(0, 1).tolist()
     loss_sum, tokens = 0.0, 0
     layer_sums = dict.fromkeys(expected.names, 0.0)
     for shard, microbatches in enumerate(shards):
@@ -71,13 +72,16 @@ def gather_losses(
     return StepLosses(losses=losses, num_tokens=tokens)
 
 
-def _pack(reports: Sequence[Sequence[StageReport]], expected: ReportedLayers, device: torch.device) -> torch.Tensor:
-    """``[micro-batch, 2 + names * layers, 2]`` fp64: (present, value) of loss sum, token count, per-layer values."""
-    num_microbatches = len(reports[0])
+def _pack(
+    reports: Sequence[Sequence[Sequence[StageReport]]], expected: ReportedLayers, device: torch.device
+) -> torch.Tensor:
+    """``[pass, micro-batch, 2 + names * layers, 2]`` fp64: (present, value) of loss sum, token count, per-layer
+    values."""
+    passes, num_microbatches = len(reports[0]), len(reports[0][0])
     width = 2 + len(expected.names) * len(expected.layers)
-    packed = torch.zeros(num_microbatches, width, 2, dtype=torch.float64, device=device)
+    packed = torch.zeros(passes * num_microbatches, width, 2, dtype=torch.float64, device=device)
     for chunk in reports:
-        for index, report in enumerate(chunk):
+        for index, report in enumerate(report for one_pass in chunk for report in one_pass):
             present = [(0, report.loss_sum), (1, report.num_tokens)]
             for n, name in enumerate(expected.names):
                 values = report.per_layer.get(name, {})
@@ -89,7 +93,7 @@ def _pack(reports: Sequence[Sequence[StageReport]], expected: ReportedLayers, de
                 if value is not None:
                     packed[index, column, 0] = 1.0
                     packed[index, column, 1] = value.detach().to(torch.float64)
-    return packed
+    return packed.view(passes, num_microbatches, width, 2)
 
 
 def _require_finite(loss_sum: float, shard: int, index: int, groups: ProcessGroups, iteration: int) -> None:

@@ -20,9 +20,9 @@ from megatron.training.observe.step_record import StepMetrics
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
-    """Sizes of a step; ``shard`` is this rank's logical shard."""
+    """Sizes of a step; ``shards`` are this rank's logical shards in pass order."""
 
-    shard: int
+    shards: tuple[int, ...]
     num_microbatches: int
     micro_batch_size: int
     seq_length: int
@@ -104,15 +104,17 @@ class TrainStep:
         shape = self.shape
         given = PipelineInput(
             iteration=iteration,
-            shard=shape.shard,
+            shards=shape.shards,
             num_microbatches=shape.num_microbatches,
             micro_batch_size=shape.micro_batch_size,
             seq_length=shape.seq_length,
-            batch=lambda index: reader.read(consumed_samples, shape.shard, index),
+            batch=lambda shard, index: reader.read(consumed_samples, shard, index),
+            end_pass=self.ddp.end_pass,
             training=training,
         )
         by_place = run_pipeline(self.chunks, self.groups, given)
-        reports: list[list[StageReport]] = [
-            [by_place[chunk, index] for index in range(shape.num_microbatches)] for chunk in range(len(self.chunks))
+        reports: list[list[list[StageReport]]] = [
+            [[by_place[chunk, shard, i] for i in range(shape.num_microbatches)] for shard in shape.shards]
+            for chunk in range(len(self.chunks))
         ]
         return gather_losses(reports, shape.reported, self.groups, iteration, check=shape.stop_on_non_finite)

@@ -79,6 +79,15 @@ def test_extremes_of_the_local_gradient_are_recorded_before_the_reduction() -> N
     buffers, _ = _buffers()
     (buffer, *_) = buffers
     buffer.grad[3], buffer.grad[4] = 5.0, -2.0
-    for owned, (bucket,) in buffer.start_reduction():
-        owned.copy_(bucket * 0.0)
+    buffer.record_extremes(0, 0)
     assert [ends.tolist() for ends in buffer.local_extremes] == [[-2.0, 5.0]]
+
+
+def test_extremes_cover_all_passes_and_not_a_number_stays() -> None:
+    (buffer, *_), _ = _buffers()
+    for value in (3.0, float("nan"), -7.0):
+        buffer.grad[3] = value
+        buffer.record_extremes(0, 0)
+    assert [ends.isnan().all() for ends in buffer.local_extremes] == [True]
+    buffer.zero_grad()
+    assert buffer.local_extremes == []

@@ -30,11 +30,11 @@ class WatchedStage(ToyStage):
 def _given(num_microbatches: int, training: bool = True) -> PipelineInput:
     return PipelineInput(
         iteration=9,
-        shard=5,
+        shards=(5,),
         num_microbatches=num_microbatches,
         micro_batch_size=2,
         seq_length=7,
-        batch=toy_batch,
+        batch=lambda shard, index: toy_batch(index),
         training=training,
     )
 
@@ -43,7 +43,7 @@ def test_every_chunk_sees_every_microbatch_once_with_its_coordinates() -> None:
     groups = groups_for_test()
     chunks = WatchedStage.build_chunks(groups, 2)
     reports = run_pipeline(chunks, groups, _given(3))
-    assert sorted(reports) == [(chunk, i) for chunk in range(2) for i in range(3)]
+    assert sorted(reports) == [(chunk, 5, i) for chunk in range(2) for i in range(3)]
     for chunk in chunks:
         assert [m for m, _, _ in chunk.seen] == [
             Microbatch(iteration=9, shard=5, index=i, num_microbatches=3) for i in range(3)

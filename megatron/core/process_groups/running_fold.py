@@ -1,0 +1,87 @@
+"""RunningFold: a blocked fold whose members arrive part by part, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Fold = Callable[[torch.Tensor, int], torch.Tensor]
+"""``fold(slots [R, n], block) -> [n]`` in fp32 (fp64 for fp64): the op ``blocked_fold``."""
+
+
+class RunningFold:
+    """The sum of ``members`` equally long contributions, left to right inside blocks of ``block`` consecutive ones,
+    then over the blocks; the first term of either is copied, not added to zero.
+
+    However the members are cut into parts, the additions are the same ones in the same order. Between two parts it
+    keeps at most two tensors: the sum of the open block and the sum of the closed ones.
+    """
+
+    def __init__(self, members: int, block: int, fold: Fold) -> None:
+        self.members, self.block, self.arrived = members, block, 0
+        self._fold = fold
+        self._open: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None
+
+    @property
+    def kept(self) -> int:
+        """Tensors kept now."""
+        return (self._open is not None) + (self._total is not None)
+
+    def add(self, slots: torch.Tensor) -> None:
+        """The next members, one per row.
+
+        Raises:
+            ValueError: these are more than are missing.
+        """
+        rows = slots.shape[0]
+        self._expect(rows)
+        if rows == self.members:
+            self._total = self._fold(slots, self.block)
+            self.arrived = rows
+            return
+        start = 0
+        while start < rows:
+            inside = self.arrived % self.block
+            stop = min(rows, start + self.block - inside)
+            self._continue_block(slots[start:stop])
+            self.arrived += stop - start
+            start = stop
+            if self.arrived % self.block == 0 or self.arrived == self.members:
+                self._close_block()
+
+    def add_sum(self, total: torch.Tensor, members: int) -> None:
+        """The sum of the next ``members`` members, made elsewhere: whole blocks, or where order is not promised."""
+        self._expect(members)
+        self.arrived += members
+        self._open = total
+        self._close_block()
+
+    def result(self) -> torch.Tensor:
+        """The sum.
+
+        Raises:
+            ValueError: members are missing.
+        """
+        if self._total is None or self.arrived != self.members:
+            raise ValueError(f"{self.arrived} of {self.members} members have arrived")
+        return self._total
+
+    def _expect(self, count: int) -> None:
+        if count < 1 or self.arrived + count > self.members:
+            raise ValueError(f"{count} members after {self.arrived} of {self.members}")
+
+    def _continue_block(self, slots: torch.Tensor) -> None:
+        if self._open is None:
+            self._open = self._fold(slots, slots.shape[0])
+        else:
+            for slot in slots:
+                self._open.add_(slot)
+
+    def _close_block(self) -> None:
+        if self._total is None:
+            self._total = self._open
+        elif self._open is not None:
+            self._total.add_(self._open)
+        self._open = None
