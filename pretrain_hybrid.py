@@ -10,6 +10,7 @@ if __name__ == "__main__":
     # Everything that can be refused is refused before torch is imported.
     config = checked_config(sys.argv[1:])
 
+    from megatron.training.loop.dry_run import dry_run
     from megatron.training.loop.pretrain import pretrain
 
-    raise SystemExit(exit_code_of(pretrain, config))
+    raise SystemExit(exit_code_of(dry_run if config.distributed.dry_run else pretrain, config))

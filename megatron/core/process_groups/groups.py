@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,22 +74,32 @@ def create_process_groups(topology: Topology, device: torch.device) -> ProcessGr
     if world != topology.world:
         raise RuntimeError(f"{world} processes are running, the layout needs {topology.world}")
     rank = dist.get_rank() if dist.is_initialized() else 0
+    return _groups(topology, rank, device, dist.group.WORLD if world > 1 else None, dist.new_group)
+
+
+def plan_process_groups(topology: Topology, rank: int, device: torch.device) -> ProcessGroups:
+    """The groups of one rank of a layout that is not running: sizes and positions, nothing to communicate with."""
+    return _groups(topology, rank, device, None, lambda ranks: None)
+
+
+def _groups(
+    topology: Topology,
+    rank: int,
+    device: torch.device,
+    everyone: dist.ProcessGroup | None,
+    create: Callable[[list[int]], dist.ProcessGroup | None],
+) -> ProcessGroups:
+    """The groups that ``rank`` is a member of; ``create`` is called for every group of several ranks, in one order."""
     mine: dict[str, Group] = {}
     for axis in AXES:
         for ranks in topology.group_lists(axis):
-            handle = dist.new_group(ranks) if len(ranks) > 1 else None
+            handle = create(ranks) if len(ranks) > 1 else None
             if rank in ranks:
                 mine[axis] = Group(axis=axis, ranks=tuple(ranks), rank=ranks.index(rank), handle=handle)
-    everyone = Group(
-        axis="world",
-        ranks=tuple(range(world)),
-        rank=rank,
-        handle=dist.group.WORLD if world > 1 else None,
-    )
     return ProcessGroups(
         topology=topology,
         at=topology.coordinates(rank),
-        world=everyone,
+        world=Group(axis="world", ranks=tuple(range(topology.world)), rank=rank, handle=everyone),
         device=device,
         embedding=mine.pop("embedding", None),
         **mine,

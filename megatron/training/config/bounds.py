@@ -75,7 +75,7 @@ LEAST = {
         "exit_duration_in_mins": 1,
     },
     "checkpoint": {"save_interval": 1, "save_retain_interval": 1, "ckpt_step": 0, "override_ckpt_iteration": 0},
-    "distributed": {"distributed_timeout_minutes": 1},
+    "distributed": {"distributed_timeout_minutes": 1, "dry_run_world_size": 1},
     "logging": {"log_interval": 1, "tensorboard_log_interval": 1},
     "fingerprint": {"fingerprint_interval": 1},
 }

@@ -9,7 +9,7 @@ settings may still be ``None``, which then means:
   ``moe_ffn_hidden_size``: no experts; ``num_attention_heads`` and ``kv_channels``: no attention layers;
 * ``ddp_bucket_size``: set by ``ddp_num_buckets`` once the parameters are known;
 * ``padded_vocab_size`` until ``resolve_vocabulary`` has seen the tokenizer;
-* ``distributed_backend`` until a device is known;
+* ``distributed_backend`` until a device is known; ``dry_run_world_size``: the processes of the launch;
 * ``start_weight_decay`` and ``end_weight_decay``: ``weight_decay`` throughout;
 * files, folders and intervals that switch something on.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.core.config.errors import Problem
 from megatron.core.config.fields import operational, trajectory
 
 
@@ -46,6 +47,18 @@ class DistributedConfig:
     """nccl or gloo; default: nccl where there is a GPU, else gloo."""
     distributed_timeout_minutes: int = operational(10)
     """Longest wait in a collective before the run is stopped."""
+    dry_run: bool = operational(False)
+    """Check everything, print parameter counts and what a rank of each pipeline stage needs, and stop; nothing is
+    started or written."""
+    dry_run_world_size: int | None = operational(None)
+    """Processes to plan for with --dry-run; default: those of this launch."""
+
+    def problems(self) -> list[Problem]:
+        """Settings here that contradict each other."""
+        if self.dry_run_world_size is None or self.dry_run:
+            return []
+        given = f"--dry-run-world-size {self.dry_run_world_size} without --dry-run"
+        return [Problem(given, "a plan to make", "add --dry-run, or leave it out")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ def training_problems(given: RunConfig, config: RunConfig) -> list[Problem]:
         *_optimizer_problems(config),
         *_vocabulary_problems(config),
         *given.checkpoint.problems(),
+        *given.distributed.problems(),
     ]
 
 

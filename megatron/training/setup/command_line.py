@@ -63,11 +63,12 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
         raise ConfigError([*problems, *error.problems]) from error
     source = find_source(parsed.config.checkpoint)
     given = with_stored_layout(parsed.config, source)
-    problems += without_repeats(config_problems(given, launch.world_size), parsed.doubtful)
+    world_size = given.distributed.dry_run_world_size or launch.world_size
+    problems += without_repeats(config_problems(given, world_size), parsed.doubtful)
     problems += environment_problems(environment, given.numerics)
     if problems:
         raise ConfigError(problems)
-    config = resolve(given, launch.world_size)
+    config = resolve(given, world_size)
     if source is not None:
         require_same_model(config, source)
         problems = resume_problems(config, known_logical_layout(config), source)

@@ -32,6 +32,7 @@ MAY_BE_NONE = {
     "moe_shared_expert_intermediate_size",
     "ddp_num_buckets",
     "distributed_backend",
+    "dry_run_world_size",
     "op_variants",
     "determinism_allow_env",
     "start_weight_decay",
