@@ -1,4 +1,4 @@
-"""Train one small model in two layouts, every layout in independent launches, and compare the launches bit for bit."""
+"""Train a small model in two layouts, each launched twice and once more interrupted and resumed; compare the bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from megatron.training.observe.curves import draw_curves, read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_BYTES = 8_000_000
 RANKS = 4
-TRAIN_ITERS = 40
+TRAIN_ITERS = 30
+STOP_AT = 20
 
 MODEL = """
     --hybrid-layer-pattern {pattern} --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 8
@@ -89,17 +90,26 @@ def run(command: list[str], log: Path) -> None:
         raise SystemExit(1)
 
 
-def launch(layout: Layout, number: int, data: Path, folder: Path) -> Path:
-    """One training run in fresh processes; returns its folder."""
-    leg = folder / layout.name / f"launch{number}"
+def launch(layout: Layout, leg: Path, data: Path, cache: Path, stop_at: int | None = None) -> Path:
+    """One training run in fresh processes, with its files in ``leg``; returns ``leg``.
+
+    With ``stop_at`` it ends after that iteration, with a checkpoint, and other processes go on from there.
+    """
     leg.mkdir(parents=True)
     flags = MODEL.format(pattern=layout.pattern, iters=TRAIN_ITERS).split() + layout.flags.split()
-    flags += ["--data-path", str(data), "--data-cache-path", str(folder / "cache")]
+    flags += ["--data-path", str(data), "--data-cache-path", str(cache)]
     flags += ["--run-dir", str(leg), "--fingerprint-dir", str(leg / "fingerprint")]
     start = time.monotonic()
-    print(f"  {layout.name}, launch {number}: ", end="", flush=True)
+    words = "" if stop_at is None else f", stopped at {stop_at} and resumed"
+    print(f"  {layout.name}, {leg.name}{words}: ", end="", flush=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    run([*torchrun, "pretrain_hybrid.py", *flags], leg / "log.txt")
+    command = [*torchrun, "pretrain_hybrid.py", *flags]
+    if stop_at is not None:
+        folder = str(leg / "checkpoints")
+        command += ["--save", folder, "--save-interval", str(TRAIN_ITERS)]
+        run([*command, "--exit-interval", str(stop_at)], leg / "log_before.txt")
+        command += ["--load", folder, "--exit-on-missing-checkpoint"]
+    run(command, leg / "log.txt")
     train, _ = read_metrics(leg / "metrics.jsonl")
     first, last = train[0]["losses"]["lm loss"], train[-1]["losses"]["lm loss"]
     print(f"{len(train)} steps, loss {first:.4f} -> {last:.4f}, {time.monotonic() - start:.0f} s")
@@ -130,17 +140,30 @@ def main() -> int:
     print(f"Training on {RANKS} ranks, {TRAIN_ITERS} steps a launch")
     good, curves = True, {}
     for layout in LAYOUTS:
-        legs = [launch(layout, number, folder / "data_text_document", folder) for number in (1, 2)]
-        same, words = compare(*(leg / "fingerprint" for leg in legs))
+        data, cache = folder / "data_text_document", folder / "cache"
+        legs = [
+            launch(layout, folder / layout.name / "launch1", data, cache),
+            launch(layout, folder / layout.name / "launch2", data, cache),
+            launch(layout, folder / layout.name / "launch3", data, cache, STOP_AT),
+        ]
+        results = [compare(legs[0] / "fingerprint", leg / "fingerprint") for leg in legs[1:]]
+        same = all(identical for identical, _ in results)
         train, _ = read_metrics(legs[0] / "metrics.jsonl")
         learned = train[-1]["losses"]["lm loss"] < 0.8 * train[0]["losses"]["lm loss"]
         good = good and same and learned
-        print(f"  {layout.name}: {words}" + ("" if learned else "; the loss did not fall"))
+        for number, (_, words) in enumerate(results, 2):
+            print(f"  {layout.name}, launch 1 and launch {number}: {words}")
+        if not learned:
+            print(f"  {layout.name}: the loss did not fall")
         curves |= {f"{layout.name}, launch {n}": leg / "metrics.jsonl" for n, leg in enumerate(legs, 1)}
     picture = folder / "curves.png"
     draw_curves(curves, picture, "Independent launches of each layout")
     print(f"Picture: {picture}")
-    print("VERDICT: every launch of each layout is bitwise identical" if good else "VERDICT: NOT identical, see above")
+    print(
+        "VERDICT: every launch of each layout is bitwise identical, the resumed one too"
+        if good
+        else "VERDICT: NOT identical, see above"
+    )
     return 0 if good else 1
 
 

@@ -31,6 +31,6 @@ fi
 
 bash tools/venv.sh data,observe,test
 if [[ -z $marker ]]; then
-    exec .venv/bin/python -m pytest -m "not gpu" "$@"
+    exec .venv/bin/python -m pytest -m "not gpu and not slow" "$@"
 fi
 exec .venv/bin/python -m pytest "$@"

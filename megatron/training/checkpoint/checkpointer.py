@@ -102,7 +102,8 @@ class Checkpointer:
                 groups=self._groups,
                 group=self._group,
             )
-            self._saved_at = None if source.weights_only else self._start.position.iteration
+            here = self._settings.save is not None and source.folder.parent.samefile(self._settings.save)
+            self._saved_at = self._start.position.iteration if here else None
         elif self._settings.load is not None:
             self._say(f"no checkpoint in {self._settings.load}: starting from the seed")
         for words in self._start.words:
@@ -152,7 +153,8 @@ class Checkpointer:
         put_back_generators(self._start)
 
     def after_step(self, position: Position, *, leaving: bool) -> None:
-        """Save if it is due, or if the run ends here; at most once per iteration.
+        """Save if it is due, or if the run ends here; at most once per iteration, the one that was loaded included where
+        it lies in the same folder.
 
         Raises:
             SaveFailedError: this save failed, or the one in the background before it.

@@ -78,11 +78,12 @@ def _train(
         if valid is not None and (last or iteration % training.eval_interval == 0):
             position = _evaluate(run, valid, observers, position)
         reason = exits.reason_after(iteration, run.groups)
-        checkpoints.after_step(position, leaving=last or reason is not None)
+        checkpoints.after_step(position, leaving=reason is not None)
         if reason is not None:
             if run.groups.world.is_first:
                 print(f"exiting program {reason}", flush=True)
             break
+    checkpoints.after_step(position, leaving=True)
     for source in (reader, valid):
         if source is not None:
             source.close()
