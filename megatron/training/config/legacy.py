@@ -112,6 +112,7 @@ class LegacyTable:
 
     def __init__(self, families: Sequence[FlagFamily], single: Sequence[LegacyFlag]) -> None:
         every = [*single, *(flag for family in families for flag in family.flags())]
+        self.entries: tuple[LegacyFlag, ...] = tuple(every)
         self._exact = {flag.spelling: flag for flag in every if not flag.spelling.endswith("*")}
         self._prefixes = [flag for flag in every if flag.spelling.endswith("*")]
         twice = [spelling for spelling, count in Counter(flag.spelling for flag in every).items() if count > 1]

@@ -1,0 +1,41 @@
+"""Every flag of Megatron-LM's is known: taken, taken without effect, taken with one value, or refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron.training.cli.parser import our_flags, parse
+from megatron.training.config.legacy_table import MEGATRON_FLAGS
+from tests.architecture.sources import ROOT
+
+NAMES = (ROOT / "tests/golden/megatron_flags.txt").read_text("utf-8").split()
+VALUES = {"0": [], "1": ["1"], "+": ["1"], "*": []}
+
+
+def is_known(name: str) -> bool:
+    return name in our_flags() or MEGATRON_FLAGS.find(name) is not None
+
+
+def test_no_flag_is_unknown() -> None:
+    assert len(NAMES) == len(set(NAMES)) > 400
+    assert [name for name in NAMES if not is_known(name)] == []
+    assert not is_known("--no-such-flag")
+
+
+def test_table_says_nothing_about_flags_that_are_settings() -> None:
+    """A flag that was taken over leaves the table, or it would be listed twice."""
+    assert [name for name in our_flags() if MEGATRON_FLAGS.find(name) is not None] == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in our_flags()])
+def test_flag_that_is_no_setting_is_answered_once(name: str) -> None:
+    """One warning, one refusal, or silence where the value is the only one."""
+    legacy = MEGATRON_FLAGS.find(name)
+    values = list(legacy.accepted[0].split()) if legacy.accepted else VALUES[legacy.arity]
+    parsed = parse([name.replace("*", "x"), *values])
+    answers = [*parsed.notes, *(str(problem) for problem in parsed.problems)]
+    if legacy.kind == "only":
+        assert answers == []
+    else:
+        assert len(answers) == (1 if legacy.unless is None else 2)
+        assert legacy.reason in answers[0]

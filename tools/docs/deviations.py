@@ -1,0 +1,77 @@
+"""Where numbers differ from Megatron-LM's although the command line is the same: what, here, there."""
+
+from __future__ import annotations
+
+DEVIATIONS = (
+    (
+        "padding of the vocabulary",
+        "rows that only pad take no part in the loss, so tensor-parallel sizes agree",
+        "padding rows are in the softmax, so the loss depends on the tensor-parallel size",
+    ),
+    (
+        "A_log, D and dt_bias under --bf16",
+        "working weights stay fp32",
+        "cast to bf16 with all other parameters; the masters are fp32",
+    ),
+    (
+        "learning rate in logs and TensorBoard",
+        "the one the step used",
+        "the one after the scheduler has moved on, which the next step uses",
+    ),
+    (
+        "initial weights",
+        "drawn by (seed, name of the parameter, place in it): the same on every layout",
+        "drawn in order from generators of each rank: another layout is another start",
+    ),
+    (
+        "dropout and jitter",
+        "drawn by (seed, iteration, logical micro-batch, layer, place)",
+        "drawn in order from the tensor-parallel generator of each rank",
+    ),
+    (
+        "gradients",
+        "added and exchanged in fp32 in one order; buckets, overlap and the distributed optimizer change no bit",
+        "added by NCCL in its order; the type follows --grad-reduce-in-bf16",
+    ),
+    (
+        "number of micro-batches, default batch",
+        "from the logical data-parallel size, which the first launch fixes",
+        "from the data-parallel size of each launch",
+    ),
+    (
+        "loss or gradient that is not finite",
+        "stops every rank with exit code 4 before anything is updated",
+        "the rank that sees it raises an error",
+    ),
+    (
+        "equal router scores",
+        "the lowest expert id wins; the ids of a token ascend",
+        "as the device's top-k happens to choose",
+    ),
+    (
+        "expert bias",
+        "moved by exact integer counts of tokens",
+        "moved by counts in floats",
+    ),
+    (
+        "samples",
+        "same indices and order; every rank reads its own",
+        "the first tensor-parallel rank reads and sends",
+    ),
+    (
+        "index cache",
+        "same file names; arrays are trusted only with their checksums, else built again",
+        "arrays are trusted as they are",
+    ),
+    (
+        "checkpointed weights",
+        "the fp32 masters",
+        "the working weights, and masters with the optimizer",
+    ),
+    (
+        "--tokenizer-type not given",
+        "refused",
+        "GPT2BPETokenizer",
+    ),
+)
+"""In the order a reader of a loss curve would look for them."""
