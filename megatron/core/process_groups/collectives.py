@@ -6,18 +6,45 @@ works on every backend. All functions return new tensors and are no-ops on a gro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from megatron.core.process_groups.groups import Group
 
+_P, _R = ParamSpec("_P"), TypeVar("_R")
+
+
+def _told(collective: Callable[Concatenate[Group, _P], _R]) -> Callable[Concatenate[Group, _P], _R]:
+    """Tell the group's probe, where it has one, what goes in and what comes out."""
+
+    @functools.wraps(collective)
+    def call(group: Group, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if group.probe is None or group.size == 1:
+            return collective(group, *args, **kwargs)
+        name = collective.__name__
+        meta = {
+            "axis": group.axis,
+            "ranks": list(group.ranks),
+            "seq": group.probe.count(f"{name} {group.axis} {group.ranks}"),
+        }
+        given = {"args": args, "kwargs": kwargs}
+        rows = name == "all_to_all_rows"
+        return group.probe.around(
+            "collective", name, lambda: collective(group, *args, **kwargs), ins=given, meta=meta, rows=rows
+        )
+
+    return call
+
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+@_told
 def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """``[size, *shape]``: every member's tensor (equal shapes), in group order."""
     tensor = tensor.contiguous()
@@ -28,6 +55,7 @@ def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@_told
 def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     """``slots[j]`` goes to member j; the result's ``[j]`` came from member j. Same shape in and out, dim 0 = size."""
     slots = slots.contiguous()
@@ -40,6 +68,7 @@ def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@_told
 def all_to_all_rows(
     group: Group, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
 ) -> torch.Tensor:
@@ -67,6 +96,7 @@ def _row_bytes(rows: torch.Tensor) -> int:
     return numel * rows.element_size()
 
 
+@_told
 def broadcast(group: Group, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
     """Member ``source``'s tensor on every member; the others pass one of the same shape and type."""
     tensor = tensor.contiguous()
@@ -77,6 +107,7 @@ def broadcast(group: Group, tensor: torch.Tensor, source: int = 0) -> torch.Tens
     return out
 
 
+@_told
 def sum_integers(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Sum of an integer tensor over the group; exact in any order (int64 wraps).
 
@@ -91,6 +122,7 @@ def sum_integers(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@_told
 def maximum(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Elementwise maximum over the group; the same in any order. NaN is not supported."""
     out = tensor.clone()
@@ -111,6 +143,30 @@ def exchange(
     """Point-to-point transfers of one moment, all started together, waited for before return (on CUDA: in stream
     order). ``sends`` and ``receives`` pair a member's position with a contiguous tensor; between two members,
     transfers match in list order."""
+    if group.probe is None or not (sends or receives):
+        _exchange(group, sends, receives)
+        return
+    given = {_channel(group, group.rank, peer): tensor for peer, tensor in sends}
+    filled = {_channel(group, peer, group.rank): tensor for peer, tensor in receives}
+    group.probe.around(
+        "collective",
+        "exchange",
+        lambda: _exchange(group, sends, receives),
+        ins=given,
+        outs=filled,
+        meta={"axis": group.axis, "ranks": list(group.ranks)},
+    )
+
+
+def _channel(group: Group, source: int, target: int) -> str:
+    """Name of the next transfer from one member to another; both ends give it the same."""
+    pair = f"{group.axis} {group.ranks[source]}->{group.ranks[target]}"
+    return f"{pair} #{group.probe.count(pair)}"
+
+
+def _exchange(
+    group: Group, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+) -> None:
     ops = [dist.P2POp(dist.irecv, _bytes(t), group.ranks[peer], group.handle) for peer, t in receives]
     ops += [dist.P2POp(dist.isend, _bytes(t), group.ranks[peer], group.handle) for peer, t in sends]
     if ops:

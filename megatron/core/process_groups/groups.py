@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from megatron.core.process_groups.topology import AXES, Coordinates, Topology
+from megatron.core.trace.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,13 +17,14 @@ class Group:
     """One group of ranks along an axis.
 
     ``ranks`` are global ranks in axis order, ``rank`` is this process's position among them. ``handle`` is ``None``
-    for a group of one, which never communicates.
+    for a group of one, which never communicates. ``probe`` is told of every collective, where there is one.
     """
 
     axis: str
     ranks: tuple[int, ...]
     rank: int
     handle: dist.ProcessGroup | None
+    probe: Probe | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:

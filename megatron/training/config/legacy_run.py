@@ -244,12 +244,6 @@ LOGGING = (
         "--straggler-minmax-count",
         lists="--profile-ranks",
     ),
-    FlagFamily(
-        kind="refused",
-        reason=f"traces are {_NOT_YET}",
-        change="leave it out; --fingerprint-dir DIR compares runs step by step",
-        values="--trace-dir --trace-level --trace-iterations --trace-ranks",
-    ),
 )
 
 RESILIENCE = (

@@ -10,6 +10,7 @@ from megatron.training.config.layout_rules import layout_problems
 from megatron.training.config.model_rules import model_problems
 from megatron.training.config.resolve import resolve
 from megatron.training.config.run import RunConfig
+from megatron.training.config.trace import trace_problems
 from megatron.training.config.training_rules import training_problems
 
 
@@ -27,6 +28,7 @@ def config_problems(given: RunConfig, world_size: int) -> list[Problem]:
         *model_problems(config.model),
         *layout_problems(config, world_size),
         *training_problems(usable, config),
+        *trace_problems(given.trace, world_size),
     ]
     doubtful = [flag_of(given, group, name) for group, name in wrong]
     return [*wrong.values(), *dict.fromkeys(without_repeats(rules, doubtful))]

@@ -36,6 +36,7 @@ from megatron.training.data.batches import BatchReader
 from megatron.training.data.provider import Dataset, Splits, build_datasets, data_digest, tokenizer_from
 from megatron.training.loop.reports import ReportedLayers
 from megatron.training.loop.step import StepShape, TrainStep
+from megatron.training.loop.tracing import Tracing
 from megatron.training.setup.determinism import pin_arithmetic
 from megatron.training.setup.distributed import pick_device, start_process_group
 from megatron.training.setup.environment import Launch
@@ -59,6 +60,7 @@ class Run:
     step: TrainStep
     splits: Splits
     data_digest: str
+    tracing: Tracing | None = None
 
     def checkpointer(self) -> Checkpointer:
         """What loads and saves the state of this run; collective."""
@@ -122,9 +124,13 @@ def assemble_run(
         build_here=launch.rank == 0,
         barrier=lambda: barrier(groups.world),
     )
+    tracing = Tracing(config.trace, groups) if config.trace.trace_dir else None
+    if tracing is not None:
+        groups, ops = tracing.groups(), tracing.ops(ops)
+    sums = _float_sums(config, ops)
     context = ModelContext(
         groups=groups,
-        sums=_float_sums(config, ops),
+        sums=sums if tracing is None else tracing.sums(sums),
         ops=ops,
         seed=config.training.seed,
         params_dtype=params_dtype(config),
@@ -132,6 +138,7 @@ def assemble_run(
         layout=logical_layout(config),
     )
     chunks = build_hybrid_chunks(config.model, context, tokenizer.vocab_size)
+    step = _train_step(config, chunks, context)
     return Run(
         config=config,
         launch=launch,
@@ -140,9 +147,10 @@ def assemble_run(
         layout=context.layout,
         ops=ops,
         chunks=chunks,
-        step=_train_step(config, chunks, context),
+        step=step if tracing is None else tracing.step(step),
         splits=splits,
         data_digest=data_digest(splits),
+        tracing=tracing,
     )
 
 

@@ -44,6 +44,8 @@ def run_training(run: Run, started: float) -> None:
     manifest = run_manifest(run, start_iteration=start.position.iteration)
     manifest["trajectory"] = checkpoints.trajectory_with_branches(manifest["trajectory"])
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
+    if run.tracing is not None:
+        run.tracing.open(manifest)
     observers = _observers(run, manifest, start.position)
     try:
         with checkpoints.begin(manifest["trajectory"], run.step.schedule):
@@ -53,6 +55,8 @@ def run_training(run: Run, started: float) -> None:
             observer.close()
         if fingerprints is not None:
             fingerprints.close()
+        if run.tracing is not None:
+            run.tracing.close()
 
 
 def _train(

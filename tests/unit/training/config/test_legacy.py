@@ -53,7 +53,6 @@ def test_flag_given_twice_warns_once():
         ("--mtp-num-layers 2", "multi-token prediction is not built yet"),
         ("--recompute-granularity full", "recomputing or moving activations is not built yet"),
         ("--fp8-format hybrid", "FP8"),
-        ("--trace-dir x", "traces are not built yet"),
         ("--context-parallel-size 2", "needed: 1, the only value taken"),
         ("--transformer-impl transformer_engine", "needed: local, the only value taken"),
         ("--attention-backend flash", "needed: auto or local or unfused"),

@@ -1,0 +1,67 @@
+"""Dump: arguments and results of chosen events as files, to confirm a digest or to run an operation alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron.core.trace.flatten import named_tensors
+
+
+def on_host(value: Any) -> Any:
+    """A copy of any nesting with tensors of their own on the host; strides are kept."""
+    if isinstance(value, torch.Tensor):
+        plain = value.detach()
+        copy = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype)
+        return copy.copy_(plain)
+    if isinstance(value, Mapping):
+        return {key: on_host(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (
+            type(value)(on_host(item) for item in value) if type(value) in (list, tuple) else tuple(map(on_host, value))
+        )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if not any(True for _ in named_tensors(value)):
+            return value
+        return {f.name: on_host(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
+
+
+class Dump:
+    """Writes the events whose scope starts with ``scope`` (a prefix of ``scope:name``) into ``folder``.
+
+    At most ``limit_bytes`` of arguments are kept, the first ones; what came later is recorded without a dump.
+    """
+
+    def __init__(self, folder: Path, scope: str, limit_bytes: int) -> None:
+        self._folder, self._scope, self._left = folder, scope, limit_bytes
+        self._number = 0
+
+    def wants(self, scope: str, name: str) -> bool:
+        """Whether an event belongs to the chosen part."""
+        return self._left > 0 and f"{scope}:{name}".startswith(self._scope)
+
+    def begin(self, kind: str, scope: str, name: str, arguments: Any) -> _Open:
+        """Copy the arguments before the call; waits for the device."""
+        self._left -= sum(t.numel() * t.element_size() for _, t in named_tensors(arguments))
+        path = self._folder / f"{self._number:06d}.pt"
+        self._number += 1
+        return _Open(path, {"kind": kind, "scope": scope, "name": name, "arguments": on_host(arguments)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Open:
+    """A dump that waits for the results."""
+
+    path: Path
+    content: dict[str, Any]
+
+    def finish(self, results: Any) -> str:
+        """Write the file; returns its name within the dump folder."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({**self.content, "results": on_host(results)}, self.path)
+        return self.path.name

@@ -1,0 +1,104 @@
+"""Hooks on the modules of a chunk: inputs and outputs of every forward, gradients of both in the backward.
+
+Only hooks that return nothing are used and no node is added to the graph, so autograd adds the same gradients in the
+same order as without them. A module's gradients are recorded when those of all its inputs are there; hooks of inner
+modules are placed first, so that the innermost event comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megatron.core.trace.flatten import named_tensors
+from megatron.core.trace.recorder import Recorder
+
+
+class ModuleHooks:
+    """Hooks of one chunk; every module is called by its path, which is the parameters' global name."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._entered: list[list] = []
+
+    def install(self, chunk: torch.nn.Module) -> None:
+        """Hook every module below ``chunk`` that computes something of its own."""
+        for name, module in chunk.named_modules():
+            if name and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+                module.register_forward_pre_hook(_Before(self, name), with_kwargs=True)
+                module.register_forward_hook(_After(self, name), with_kwargs=True)
+
+    def before(self, name: str, args: tuple, kwargs: dict) -> None:
+        """A module starts."""
+        if self._recorder.active:
+            self._entered.append(self._recorder.note((args, kwargs), flag=True))
+            self._recorder.push(name)
+
+    def after(self, name: str, given: Any, output: Any) -> None:
+        """A module is done."""
+        if not self._recorder.active or not self._entered:
+            return
+        outs = self._recorder.note(output)
+        self._recorder.event("module", "forward", ins=self._entered.pop(), outs=outs, scope=name)
+        self._recorder.pop()
+        if torch.is_grad_enabled():
+            self._watch_gradients(name, given, output)
+
+    def _watch_gradients(self, name: str, given: Any, output: Any) -> None:
+        backward = _Gradients(self._recorder, name)
+        for label, tensor in named_tensors(output, "grad_output"):
+            if tensor.requires_grad:
+                tensor.register_hook(backward.output_hook(label))
+        for label, tensor in named_tensors(given, "grad_input"):
+            if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+                backward.expected += 1
+                tensor.register_hook(backward.input_hook(label))
+
+
+class _Before:
+    def __init__(self, hooks: ModuleHooks, name: str) -> None:
+        self._hooks, self._name = hooks, name
+
+    def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        self._hooks.before(self._name, args, kwargs)
+
+
+class _After:
+    def __init__(self, hooks: ModuleHooks, name: str) -> None:
+        self._hooks, self._name = hooks, name
+
+    def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        self._hooks.after(self._name, (args, kwargs), output)
+
+
+class _Gradients:
+    """Gradients of one call of a module, until all of them have arrived."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder, self._name = recorder, name
+        self.expected = 0
+        self._outputs: list = []
+        self._inputs: list = []
+
+    def output_hook(self, label: str) -> Any:
+        """A hook for the gradient of one output."""
+
+        def hook(grad: torch.Tensor) -> None:
+            if self._recorder.active:
+                self._outputs += self._recorder.note(grad, label)
+
+        return hook
+
+    def input_hook(self, label: str) -> Any:
+        """A hook for the gradient of one input."""
+
+        def hook(grad: torch.Tensor) -> None:
+            if not self._recorder.active:
+                return
+            self._inputs += self._recorder.note(grad, label)
+            self.expected -= 1
+            if self.expected == 0:
+                self._recorder.event("module", "backward", ins=self._outputs, outs=self._inputs, scope=self._name)
+
+        return hook

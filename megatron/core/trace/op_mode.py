@@ -1,0 +1,97 @@
+"""OpMode: every ATen operation a step runs, forward and backward, as an event.
+
+What cannot have a value of its own is left out, so that it cannot be a false alarm: views, memory fresh from ``empty``,
+results of collectives that are not waited for (the collective's own event has them), and host copies that a device is
+still writing. Operations that write in place are digested before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron.core.trace.flatten import named_tensors, plain_arguments
+from megatron.core.trace.recorder import Recorder
+
+_WITHOUT_VALUE = frozenset(
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "set_"}
+)
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+_INDEXING = frozenset(
+    {"index_select", "index_copy", "index_copy_", "scatter", "scatter_", "gather", "index_put_", "index", "index_add_"}
+)
+
+
+def is_view(schema: Any) -> bool:
+    """Whether an operation only looks at its argument in another way."""
+    aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+def written_arguments(schema: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that an operation changes in place, by name."""
+    given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+    writes = (a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    return {name: given[name] for name in writes if given.get(name) is not None}
+
+
+class OpMode(TorchDispatchMode):
+    """Active around a traced step."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and record it."""
+        kwargs, schema, recorder = kwargs or {}, func._schema, self._recorder
+        name = schema.name.partition("::")[2]
+        if not recorder.active or is_view(schema):
+            return func(*args, **kwargs)
+        if func.namespace in _COMMUNICATION:
+            result = func(*args, **kwargs)
+            recorder.unwritten.made(args)
+            return result
+        if name in _WITHOUT_VALUE:
+            result = func(*args, **kwargs)
+            recorder.unwritten.allocated(result)
+            return result
+        return self._record(func, name, args, kwargs)
+
+    def _record(self, func: Any, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        recorder, schema = self._recorder, func._schema
+        changed = written_arguments(schema, args, kwargs)
+        # An argument that is overwritten whole is not read: what is in it before says nothing.
+        only_written = name in ("copy_", "fill_", "zero_", "normal_", "uniform_") or set(changed) & set(kwargs)
+        read: Any = (args, kwargs)
+        if only_written:
+            read = (
+                [a for p, a in enumerate(args) if schema.arguments[p].name not in changed],
+                {key: value for key, value in kwargs.items() if key not in changed},
+            )
+        rows = name in _INDEXING
+        scope = recorder.scope()
+        ins = recorder.note(read, rows=rows, flag=True)
+        saved = recorder.save("op", scope, str(func), {"args": args, "kwargs": dict(kwargs)})
+        result = func(*args, **kwargs)
+        if changed:
+            recorder.unwritten.written(changed)
+        else:
+            recorder.unwritten.made(result)
+        outs = recorder.note(changed or _waited_for(result, args, kwargs), rows=rows)
+        meta = {} if saved is None else {"dump": saved.finish(changed or result)}
+        if outs:
+            text = plain_arguments((args, dict(kwargs)))
+            recorder.event("op", str(func), ins=ins, outs=outs, scope=scope, args=text, meta=meta)
+        return result
+
+
+def _waited_for(result: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """The result, without host tensors that a device may still be writing."""
+    if kwargs.get("non_blocking") and any(t.device.type != "cpu" for _, t in named_tensors(args)):
+        return [t for _, t in named_tensors(result) if t.device.type != "cpu"]
+    return result

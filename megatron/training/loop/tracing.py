@@ -1,0 +1,211 @@
+"""Tracing: puts probes around the parts of a run while it is built, and records the chosen steps.
+
+A run without --trace-dir has no ``Tracing`` and no probe anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron.core.config.errors import ConfigError
+from megatron.core.contracts.stage import Stage
+from megatron.core.ops.registry import OpTable
+from megatron.core.process_groups.collectives import barrier
+from megatron.core.process_groups.groups import ProcessGroups
+from megatron.core.process_groups.ordered_reduce import FloatSums
+from megatron.core.process_groups.probed import ProbedSums, probe_groups
+from megatron.core.trace.dump import Dump
+from megatron.core.trace.format import LEVELS, dump_folder, trace_file
+from megatron.core.trace.module_hooks import ModuleHooks
+from megatron.core.trace.op_mode import OpMode
+from megatron.core.trace.probed_ops import DISPATCH_OPS, probe_ops
+from megatron.core.trace.probed_stage import ProbedStage
+from megatron.core.trace.recorder import Recorder
+from megatron.training.config.trace import TraceConfig, traced_iterations, traced_ranks
+from megatron.training.data.batches import BatchReader
+from megatron.training.loop.step import TrainStep
+from megatron.training.observe.step_record import StepMetrics
+from megatron.training.observe.trace_writer import TraceWriter, trace_folder_problems, write_trace_manifest
+
+DUMP_LIMIT_BYTES = 256 << 20
+
+
+class Tracing:
+    """The trace of one run; every rank holds one, also a rank that is not traced."""
+
+    def __init__(self, config: TraceConfig, groups: ProcessGroups) -> None:
+        self._config, self._real = config, groups
+        self._folder, self._rank = Path(config.trace_dir), groups.world.rank
+        self._first, self._last = traced_iterations(config)
+        self._ranks = traced_ranks(config, groups.world.size)
+        self._depth = LEVELS.index(config.trace_level)
+        self._writer = TraceWriter()
+        dump = None
+        if config.trace_dump is not None:
+            dump = Dump(self._folder / dump_folder(self._rank), config.trace_dump, DUMP_LIMIT_BYTES)
+        self.recorder = Recorder(self._writer.write, dump) if self._rank in self._ranks else None
+
+    def groups(self) -> ProcessGroups:
+        """The process groups everything is to be built with."""
+        return self._real if self.recorder is None else probe_groups(self._real, self.recorder)
+
+    def ops(self, table: OpTable) -> OpTable:
+        """The ops everything is to be built with."""
+        if self.recorder is None or self._depth < LEVELS.index("module"):
+            return table
+        return probe_ops(table, self.recorder, None if self._depth >= LEVELS.index("op") else DISPATCH_OPS)
+
+    def sums(self, sums: FloatSums) -> FloatSums:
+        """The sums everything is to be built with."""
+        return sums if self.recorder is None else ProbedSums(sums, self.recorder)
+
+    def step(self, step: TrainStep) -> TrainStep:
+        """Put the step's own parts under watch: its chunks, its reduction, its optimizer."""
+        if self.recorder is None:
+            return step
+        real, groups = step.chunks, step.groups
+        if self._depth >= LEVELS.index("module"):
+            for chunk in real:
+                if isinstance(chunk, torch.nn.Module):
+                    ModuleHooks(self.recorder).install(chunk)
+        stages = [
+            ProbedStage(chunk, n * groups.pp.size + groups.pp.rank, self.recorder) for n, chunk in enumerate(real)
+        ]
+        step.chunks = stages
+        return TracedStep(step, self, real)
+
+    def open(self, manifest: dict[str, dict]) -> None:
+        """Create the files, before the first step; collective.
+
+        Raises:
+            ConfigError: the folder holds a trace already.
+        """
+        problems = trace_folder_problems(self._folder)
+        barrier(self._real.world)
+        if problems:
+            raise ConfigError(problems)
+        window = [self._first, self._last]
+        if self._real.world.is_first:
+            what = {"level": self._config.trace_level, "iterations": window, "ranks": list(self._ranks)}
+            write_trace_manifest(self._folder, manifest, what)
+        if self.recorder is not None:
+            at = dataclasses.asdict(self._real.at)
+            head = {"rank": self._rank, "world": self._real.world.size, "at": at, "level": self._config.trace_level}
+            self._writer.open(self._folder / trace_file(self._rank), head)
+
+    @contextmanager
+    def recording(self, iteration: int) -> Iterator[bool]:
+        """Around a step; true inside where it is recorded. What was recorded is written also if an error ends it."""
+        recorder = self.recorder
+        if recorder is None or iteration < self._first or (self._last is not None and iteration > self._last):
+            yield False
+            return
+        complete = False
+        recorder.begin_step()
+        try:
+            with ExitStack() as stack:
+                if self._depth >= LEVELS.index("op"):
+                    stack.enter_context(OpMode(recorder))
+                yield True
+            complete = True
+        finally:
+            recorder.end_step(iteration, complete=complete)
+
+    def close(self) -> None:
+        """Close the files; safe to call twice."""
+        if self.recorder is not None:
+            self._writer.close(self.recorder.written)
+
+
+class TracedStep:
+    """A TrainStep whose ``run`` is recorded where the window says so; everything else is the step's own."""
+
+    def __init__(self, step: TrainStep, tracing: Tracing, chunks: Sequence[Stage]) -> None:
+        self._step, self._tracing, self._chunks = step, tracing, chunks
+        self._recorder: Recorder = tracing.recorder
+        step.ddp = _Watched(step.ddp, finalize_model_grads=self._finalize)
+        step.optimizer = _Watched(step.optimizer, step=self._optimize)
+        self._iteration = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+    def run(self, reader: BatchReader, iteration: int, consumed_samples: int) -> StepMetrics:
+        """As ``TrainStep.run``."""
+        self._iteration = iteration
+        with self._tracing.recording(iteration) as recorded:
+            if recorded:
+                self._recorder.segment("state", iteration)
+                self._show_state("before")
+            return self._step.run(reader, iteration, consumed_samples)
+
+    def _show_state(self, name: str) -> None:
+        """One event per parameter, state tensor and router: what the step starts from, or leaves."""
+        recorder = self._recorder
+        for chunk in self._chunks:
+            for param in chunk.model_parameters():
+                shards = [shard.index for shard in param.spec.shards]
+                meta = {"shards": shards, "at": name}
+                recorder.event(
+                    "state", "weights", outs=recorder.note(param, "weights"), scope=param.spec.name, meta=meta
+                )
+            for router in chunk.balanced_routers():
+                outs = recorder.note(router.expert_bias_E, "expert_bias")
+                recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta={"shards": [0], "at": name})
+        for piece in self._step.optimizer.state_pieces():
+            meta = {"shards": [piece.shard], "start": piece.start, "at": name}
+            recorder.event(
+                "state", piece.kind, outs=recorder.note(piece.values, piece.kind), scope=piece.name, meta=meta
+            )
+
+    def _finalize(self, finalize: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._recorder.active:
+            return finalize(*args, **kwargs)
+        self._recorder.segment("optimizer", self._iteration)
+        before = [self._recorder.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(self._step.ddp.buffers)]
+        result = finalize(*args, **kwargs)
+        ins = [note for notes in before for note in notes]
+        self._recorder.event("stage", "finalize_model_grads", ins=ins, outs=self._gradients(), scope="gradients")
+        return result
+
+    def _gradients(self) -> list:
+        """Notes of this rank's owned pieces of the final gradient, by parameter."""
+        notes = []
+        for buffer in self._step.ddp.buffers:
+            for piece in (piece for span in buffer.owned for piece in span.pieces):
+                label = f"{piece.spec.name}[{piece.shard}]+{piece.start}"
+                notes += self._recorder.note(buffer.grad[piece.offset : piece.stop], label)
+        return notes
+
+    def _optimize(self, take_step: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._recorder.active:
+            return take_step(*args, **kwargs)
+        ins = self._gradients()
+        text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+        result = take_step(*args, **kwargs)
+        outs = []
+        for piece in self._step.optimizer.state_pieces():
+            label = f"{piece.kind}:{piece.name}[{piece.shard}]+{piece.start}"
+            outs += self._recorder.note(piece.values, label)
+        self._recorder.event("stage", "optimizer_step", ins=ins, outs=outs, scope="optimizer", args=text)
+        self._show_state("after")
+        return result
+
+
+class _Watched:
+    """Stands for ``inner``; the named methods are called through a function that gets the original first."""
+
+    def __init__(self, inner: Any, **watchers: Any) -> None:
+        self._inner, self._watchers = inner, watchers
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if name not in self._watchers:
+            return method
+        return lambda *args, **kwargs: self._watchers[name](method, *args, **kwargs)

@@ -1,0 +1,56 @@
+"""The files of a trace: a manifest, and one stream of lines per traced rank that only grows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import Problem
+from megatron.core.trace.format import FORMAT, TRACE_FILES, encode_line
+from megatron.training.observe.run_manifest import MANIFEST_FILE, Json, write_json
+
+
+def trace_folder_problems(folder: Path) -> list[Problem]:
+    """Why a trace cannot be written into the folder: each launch gets a folder of its own."""
+    if not (folder / MANIFEST_FILE).exists() and not any(folder.glob(TRACE_FILES)):
+        return []
+    return [Problem(f"--trace-dir {folder}", "a folder that holds no trace yet", "another --trace-dir")]
+
+
+def write_trace_manifest(folder: Path, manifest: dict[str, Json], trace: Json) -> None:
+    """Write ``manifest.json``: trajectory and launch as in a fingerprint folder, and what is traced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {"trajectory": manifest["trajectory"], "launches": [manifest["launch"]]}
+    write_json(folder / MANIFEST_FILE, {**whole, "trace": {"format": FORMAT, **trace}})
+
+
+class TraceWriter:
+    """Appends lines to the file of one rank; what was written stays readable whatever happens later."""
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def open(self, path: Path, head: dict[str, Any]) -> None:
+        """Create the file and write its first line."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self.write(encode_line({"trace": FORMAT, **head}))
+
+    def write(self, lines: bytes) -> None:
+        """Append whole lines.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        view = memoryview(lines)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def close(self, events: int) -> None:
+        """Write the last line, sync and close; safe to call twice and before ``open``."""
+        if self._file >= 0:
+            self.write(encode_line({"closed": events}))
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = -1

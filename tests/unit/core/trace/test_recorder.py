@@ -1,0 +1,232 @@
+"""What a recorder writes: identities, levels' events, marks that rule out false alarms; and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megatron.core.trace.dump import Dump
+from megatron.core.trace.flatten import named_tensors, plain_arguments
+from megatron.core.trace.format import Event, decode_event
+from megatron.core.trace.module_hooks import ModuleHooks
+from megatron.core.trace.op_mode import OpMode
+from megatron.core.trace.recorder import Recorder
+
+
+class Lines:
+    """Collects what a recorder writes."""
+
+    def __init__(self) -> None:
+        self.raw = b""
+
+    def __call__(self, lines: bytes) -> None:
+        self.raw += lines
+
+    def events(self) -> list[Event]:
+        return [decode_event(line) for line in self.raw.splitlines() if line.startswith(b'{"e"')]
+
+
+def recorded(work, *, ops: bool = True, dump: Dump | None = None) -> list[Event]:
+    """The events of ``work(recorder)`` in one forward segment."""
+    lines = Lines()
+    recorder = Recorder(lines, dump)
+    recorder.begin_step()
+    recorder.segment("forward", 1)
+    if ops:
+        with OpMode(recorder):
+            work(recorder)
+    else:
+        work(recorder)
+    recorder.end_step(1, complete=True)
+    assert json.loads(lines.raw.splitlines()[-1]) == {"end": 1, "events": len(lines.events())}
+    return lines.events()
+
+
+def names(events: list[Event]) -> list[str]:
+    return [event.name.removeprefix("aten.").partition(".")[0] for event in events]
+
+
+def test_views_and_fresh_memory_are_no_events():
+    def work(recorder: Recorder) -> None:
+        x = torch.empty(2, 3)
+        x.fill_(1.0)
+        x.view(3, 2).t() + 1
+
+    events = recorded(work)
+    assert names(events) == ["fill_", "add"]
+    assert events[0].ins == (), "what fill_ overwrites is not read"
+
+
+def test_in_place_operations_are_digested_before_and_after():
+    def work(recorder: Recorder) -> None:
+        torch.ones(3).add_(1)
+
+    (event,) = [e for e in recorded(work) if "add_" in e.name]
+    assert event.ins[0].digest != event.outs[0].digest
+    assert event.outs[0].label == "self"
+
+
+def test_reading_memory_nobody_wrote_is_marked():
+    def work(recorder: Recorder) -> None:
+        torch.empty(4) + 1
+        half = torch.empty(4)
+        half[:2].fill_(1)
+        half * 2
+        half[2:].fill_(1)
+        half * 3
+
+    marks = [event.ins[0].unwritten for event in recorded(work) if event.ins]
+    assert marks == [True, True, False]
+
+
+def test_occurrences_count_within_a_segment():
+    def work(recorder: Recorder) -> None:
+        x = torch.ones(2)
+        x * 2
+        x * 3
+        recorder.segment("optimizer", 1)
+        x * 4
+
+    muls = [event for event in recorded(work) if "mul" in event.name]
+    assert [(e.phase, e.occurrence) for e in muls] == [("forward", 0), ("forward", 1), ("optimizer", 0)]
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x).tanh()
+
+
+def chunk_events(*, ops: bool, recompute: bool = False) -> list[Event]:
+    torch.manual_seed(1)
+    chunk = torch.nn.Sequential(Block())
+
+    def work(recorder: Recorder) -> None:
+        ModuleHooks(recorder).install(chunk)
+        x = torch.ones(2, 4, requires_grad=True)
+        y = torch.utils.checkpoint.checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
+        recorder.segment("backward", 1)
+        y.sum().backward()
+
+    return recorded(work, ops=ops)
+
+
+def test_modules_inner_first_in_both_directions():
+    events = chunk_events(ops=False)
+    seen = [(e.scope, e.name, e.phase) for e in events]
+    assert seen == [
+        ("0.inner", "forward", "forward"),
+        ("0", "forward", "forward"),
+        ("0.inner", "backward", "backward"),
+        ("0", "backward", "backward"),
+    ]
+    assert [t.label for t in events[3].ins] == ["grad_output"]
+    assert [t.label for t in events[3].outs] == ["grad_input.0.0"]
+
+
+def test_operations_of_a_backward_carry_the_scope_of_their_forward():
+    scopes = {e.scope for e in chunk_events(ops=True) if e.phase == "backward" and e.kind == "op"}
+    assert {"0|TanhBackward0", "0.inner|AddmmBackward0"} <= scopes
+
+
+def test_recomputed_forward_is_marked():
+    phases = {e.phase for e in chunk_events(ops=True, recompute=True) if e.scope == "0.inner" and e.name == "forward"}
+    assert phases == {"forward", "recompute"}
+
+
+def test_hooks_and_modes_change_no_bit():
+    def gradients(watched: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        chunk, out = torch.nn.Sequential(Block(), Block()), []
+
+        def work(recorder: Recorder) -> None:
+            x = torch.randn(5, 4, requires_grad=True)
+            chunk(x).square().sum().backward()
+            out.extend([x.grad, *(p.grad for p in chunk.parameters()), torch.randn(2)])
+
+        if watched:
+            recorder = Recorder(Lines())
+            recorder.begin_step()
+            ModuleHooks(recorder).install(chunk)
+            with OpMode(recorder):
+                work(recorder)
+        else:
+            work(Recorder(Lines()))
+        return out
+
+    for plain, traced in zip(gradients(False), gradients(True), strict=True):
+        assert torch.equal(plain, traced)
+
+
+def test_an_error_in_a_step_leaves_what_came_before():
+    lines = Lines()
+    recorder = Recorder(lines)
+    recorder.begin_step()
+    recorder.segment("forward", 1)
+    with OpMode(recorder):
+        torch.ones(2) + 1
+    recorder.end_step(1, complete=False)
+    assert [e.name for e in lines.events()] == ["aten.ones.default", "aten.add.Tensor"]
+    assert b'"end"' not in lines.raw
+
+
+def test_dumped_arguments_repeat_the_result(tmp_path: Path):
+    def work(recorder: Recorder) -> None:
+        with recorder.scoped("layer"):
+            torch.full((2,), 3.0) * 2
+        torch.ones(2) * 5
+
+    events = recorded(work, dump=Dump(tmp_path, "layer:aten.mul", 1 << 20))
+    dumped = [e.meta["dump"] for e in events if "dump" in e.meta]
+    assert dumped == ["000000.pt"]
+    content = torch.load(tmp_path / dumped[0])
+    assert torch.equal(torch.mul(*content["arguments"]["args"]), content["results"])
+
+
+def test_dump_stops_at_its_limit(tmp_path: Path):
+    def work(recorder: Recorder) -> None:
+        for _ in range(4):
+            torch.ones(8) * 5
+
+    events = recorded(work, dump=Dump(tmp_path, ":aten.mul", 40))
+    assert sum("dump" in e.meta for e in events) == 2
+
+
+class Quantised(torch.Tensor):
+    """A tensor made of codes and scales, as quantised weights are."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scales: torch.Tensor) -> Quantised:
+        self = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        self.codes, self.scales = codes, scales
+        return self
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scales"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict, meta: None, size: tuple, stride: tuple) -> Quantised:
+        return Quantised(inner["codes"], inner["scales"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise TypeError(f"{func} on a quantised tensor")
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: torch.Tensor
+    right: float
+
+
+def test_tensors_are_found_under_their_names():
+    x = torch.ones(1)
+    value = {"a": [x, 3], "b": Pair(x, 0.5), "q": Quantised(x, x)}
+    assert [label for label, _ in named_tensors(value)] == ["a.0", "b.left", "q.codes", "q.scales"]
+    assert plain_arguments(value) == "{a: (_, 3), b: Pair(left=_, right=0x1.0000000000000p-1), q: _}"
