@@ -15,6 +15,8 @@ from megatron.core.ops.registry import Guarantee, Variant
 
 MAX_PARTIALS = 512
 """Programs per group in the backward, at most: each leaves one partial row of the weight's gradient."""
+STAGES = 1
+"""Tiles of the backward in flight."""
 
 
 class _GatedRMSNorm(torch.autograd.Function):
@@ -73,6 +75,7 @@ class _GatedRMSNorm(torch.autograd.Function):
                 tiles=tiles,
                 ROWS=launch.rows,
                 BLOCK=launch.block,
+                STAGES=STAGES,
                 num_warps=launch.num_warps,
             )
         return dy_TX, dz_TX, column_sum(parts_PX).to(weight_X.dtype), None, None

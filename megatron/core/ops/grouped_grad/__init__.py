@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from megatron.core.ops.availability import variants_needing
 from megatron.core.ops.grouped_grad import deterministic, deterministic_torch_addmm, reference
 from megatron.core.ops.grouped_grad.spec import SPEC
 from megatron.core.ops.registry import Op
 
-OP = Op(spec=SPEC, variants=(deterministic_torch_addmm.VARIANT, deterministic.VARIANT, reference.VARIANT))
+OP = Op(
+    spec=SPEC,
+    variants=(
+        *variants_needing("triton", "megatron.core.ops.grouped_grad.deterministic_triton"),
+        deterministic_torch_addmm.VARIANT,
+        deterministic.VARIANT,
+        reference.VARIANT,
+    ),
+)

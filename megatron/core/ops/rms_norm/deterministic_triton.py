@@ -12,6 +12,8 @@ from megatron.core.ops.rms_norm.kernels.rms_norm import rms_norm_bwd_kernel, rms
 
 MAX_PARTIALS = 512
 """Programs of the backward, at most: each leaves one partial row of the weight's gradient."""
+STAGES = 1
+"""Tiles of the backward in flight."""
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -61,6 +63,7 @@ class _RMSNorm(torch.autograd.Function):
                 tiles=tiles,
                 ROWS=launch.rows,
                 BLOCK=launch.block,
+                STAGES=STAGES,
                 num_warps=launch.num_warps,
             )
         return dx_TH, column_sum(parts_PH).to(weight_H.dtype), None

@@ -15,15 +15,25 @@ from megatron.core.ops.launch import power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.ssd_scan.kernels.chunk_decay import chunk_decay_bwd_kernel, chunk_decay_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan import chunk_scan_fwd_kernel
-from megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd import chunk_scan_bwd_source_kernel, chunk_scan_bwd_target_kernel
+from megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd import chunk_scan_bwd_states_kernel, chunk_scan_bwd_values_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_states import chunk_states_kernel
 
 MAX_CHUNK = {torch.bfloat16: 64, torch.float32: 32}
 """Positions per chunk at most, whatever ``chunk_size`` allows: what fits the registers of one program."""
 MIN_TILE = 16
-STATE_TILE = 64
+SCAN_STATE_TILE = 64
+"""Columns of K per program in the backward."""
+MIN_STATE_PROGRAMS = 256
+"""The recurrence over chunks cuts K finer, down to 32 columns, until there are that many programs."""
 HEAD_TILE = 16
-WARPS = {"decay": 4, "states": 4, "scan": 4, "scan_bwd": 8}
+LAUNCH = {
+    "decay": {"num_warps": 4},
+    "states": {"num_warps": 4, "num_stages": 3},
+    "scan": {"num_warps": 4, "num_stages": 2},
+    "scan_bwd_values": {"num_warps": 4, "num_stages": 2},
+    "scan_bwd_states": {"num_warps": 4, "num_stages": 2},
+}
+"""Warps and stages by kernel, for every shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ def _decay(sizes: _Sizes, dt_BSN: torch.Tensor, dt_bias_N: torch.Tensor, A_log_N
         n_stride=dt_BSN.stride(2),
         L=sizes.chunk,
         BLOCK_N=HEAD_TILE,
-        num_warps=WARPS["decay"],
+        **LAUNCH["decay"],
     )
     return work
 
@@ -136,7 +146,9 @@ def _decay_backward(
         n_stride=dt_BSN.stride(2),
         L=sizes.chunk,
         BLOCK_N=HEAD_TILE,
-        num_warps=WARPS["decay"],
+        slot=work[0].numel(),
+        SLOTS=dwork.shape[0] - 1,
+        **LAUNCH["decay"],
     )
     return ddt_BSN
 
@@ -145,8 +157,9 @@ def _states(
     sizes: _Sizes, x_BSND: torch.Tensor, B_BSGK: torch.Tensor, work: torch.Tensor, *, reverse: bool
 ) -> torch.Tensor:
     """[B, chunks, N, D, K] in the activation type: states before each chunk; reverse: gradients after each chunk."""
-    block_k = min(STATE_TILE, sizes.block_k)
-    block_d = min(STATE_TILE, sizes.block_d)
+    block_k, block_d = min(128, sizes.block_k), min(64, sizes.block_d)
+    while block_k > 32 and sizes.batch * sizes.heads * (sizes.block_k // block_k) < MIN_STATE_PROGRAMS:
+        block_k //= 2
     shape = (sizes.batch, sizes.chunks, sizes.heads, sizes.width, sizes.num_state)
     states = torch.empty(shape, dtype=x_BSND.dtype, device=x_BSND.device)
     tiles = triton.cdiv(sizes.width, block_d) * triton.cdiv(sizes.num_state, block_k)
@@ -162,8 +175,7 @@ def _states(
         BLOCK_D=block_d,
         BLOCK_K=block_k,
         REVERSE=reverse,
-        num_warps=WARPS["states"],
-        num_stages=3,
+        **LAUNCH["states"],
     )
     return states
 
@@ -190,8 +202,7 @@ class _SSDScan(torch.autograd.Function):
             **sizes.counts,
             **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
             **sizes.scan_tiles,
-            num_warps=WARPS["scan"],
-            num_stages=2,
+            **LAUNCH["scan"],
         )
         ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work)
         return y_BSND
@@ -202,7 +213,10 @@ class _SSDScan(torch.autograd.Function):
             return *(torch.zeros_like(saved) for saved in ctx.saved_tensors), None
         x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work = ctx.saved_tensors
         sizes, dy_BSND = ctx.sizes, dy_BSND.contiguous()
-        dwork = torch.empty_like(work)
+        k_tile = min(SCAN_STATE_TILE, sizes.block_k)
+        k_tiles = triton.cdiv(sizes.num_state, k_tile)
+        # The gradient of step; then that of the log decays: pairs inside chunks, and one part per tile of K.
+        dwork = work.new_empty(2 + k_tiles, *work.shape[1:])
         parts = x_BSND.new_empty(3, sizes.batch * sizes.chunks, sizes.heads, dtype=torch.float32)
         dx_BSND, dB_BSGK, dC_BSGK = (
             torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x_BSND, B_BSGK, C_BSGK)
@@ -215,19 +229,31 @@ class _SSDScan(torch.autograd.Function):
             "cum_ptr": work[1],
             "dstates_ptr": _states(sizes, dy_BSND, C_BSGK, work, reverse=True),
             "dy_ptr": dy_BSND,
-            "ddecay_ptr": dwork[1],
             **sizes.counts,
             **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
-            **sizes.scan_tiles,
-            "num_warps": WARPS["scan_bwd"],
-            "num_stages": 1,
+            "L": sizes.chunk,
+            "BLOCK_D": sizes.block_d,
         }
-        grid = (sizes.chunks, sizes.groups, sizes.batch)
-        chunk_scan_bwd_source_kernel[grid](
-            D_ptr=D_N, dx_ptr=dx_BSND, dB_ptr=dB_BSGK, dD_ptr=parts[0], dstep_ptr=dwork[0], **both
+        chunk_scan_bwd_values_kernel[(sizes.chunks, sizes.groups, sizes.batch)](
+            D_ptr=D_N,
+            dx_ptr=dx_BSND,
+            dD_ptr=parts[0],
+            dstep_ptr=dwork[0],
+            ddecay_ptr=dwork[1],
+            BLOCK_K=sizes.block_k,
+            **both,
+            **LAUNCH["scan_bwd_values"],
         )
-        states = _states(sizes, x_BSND, B_BSGK, work, reverse=False)
-        chunk_scan_bwd_target_kernel[grid](states_ptr=states, dC_ptr=dC_BSGK, **both)
+        chunk_scan_bwd_states_kernel[(sizes.chunks * k_tiles, sizes.groups, sizes.batch)](
+            states_ptr=_states(sizes, x_BSND, B_BSGK, work, reverse=False),
+            dB_ptr=dB_BSGK,
+            dC_ptr=dC_BSGK,
+            ddecay_ptr=dwork[2],
+            slot=work[0].numel(),
+            BLOCK_K=k_tile,
+            **both,
+            **LAUNCH["scan_bwd_states"],
+        )
         ddt_BSN = _decay_backward(sizes, (dt_BSN, dt_bias_N, A_log_N), work, dwork, parts)
         dD, dA_log, dbias = (column_sum(part) for part in parts)
         params = (dA_log.to(A_log_N.dtype), dD.to(D_N.dtype), dbias.to(dt_bias_N.dtype))

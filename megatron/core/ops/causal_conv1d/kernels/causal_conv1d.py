@@ -27,9 +27,15 @@ def row_at(ptr, position, channel, length, num_channels, stride):
 
 
 @triton.jit
+def store_silu(ptr, total, mask):
+    """silu(total), rounded to the type of the output."""
+    tl.store(ptr, (total * tl.sigmoid(total)).to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def causal_conv1d_fwd_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, length, num_channels, batch_stride, x_stride,
-    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
+    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """y = silu(conv). Grid: channel tiles, runs of positions, samples."""
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -45,22 +51,33 @@ def causal_conv1d_fwd_kernel(
     x1 = row_at(x_ptr, start - 1, channel, length, num_channels, x_stride)
     x2 = row_at(x_ptr, start - 2, channel, length, num_channels, x_stride)
     x3 = row_at(x_ptr, start - 3, channel, length, num_channels, x_stride)
-    for step in tl.range(0, RUN, loop_unroll_factor=UNROLL):
+    y_at = y_ptr + start * num_channels + channel
+    for step in tl.range(0, RUN, 4, num_stages=STAGES):
         position = start + step
-        x0 = row_at(x_ptr, position, channel, length, num_channels, x_stride)
-        total = bias + w0 * x3 + w1 * x2 + w2 * x1 + w3 * x0
-        inside = (channel < num_channels) & (position < length)
-        y = (total * tl.sigmoid(total)).to(y_ptr.dtype.element_ty)
-        tl.store(y_ptr + position * num_channels + channel, y, mask=inside)
-        x3 = x2
-        x2 = x1
-        x1 = x0
+        a = row_at(x_ptr, position, channel, length, num_channels, x_stride)
+        b = row_at(x_ptr, position + 1, channel, length, num_channels, x_stride)
+        c = row_at(x_ptr, position + 2, channel, length, num_channels, x_stride)
+        e = row_at(x_ptr, position + 3, channel, length, num_channels, x_stride)
+        left = tl.where(channel < num_channels, length - position, 0)
+        store_silu(y_at, bias + w0 * x3 + w1 * x2 + w2 * x1 + w3 * a, left > 0)
+        store_silu(y_at + num_channels, bias + w0 * x2 + w1 * x1 + w2 * a + w3 * b, left > 1)
+        store_silu(y_at + 2 * num_channels, bias + w0 * x1 + w1 * a + w2 * b + w3 * c, left > 2)
+        store_silu(y_at + 3 * num_channels, bias + w0 * a + w1 * b + w2 * c + w3 * e, left > 3)
+        y_at += 4 * num_channels
+        x3, x2, x1 = b, c, e
+
+
+@triton.jit
+def dsilu(total, dy):
+    """Gradient of silu(total)."""
+    sigmoid = tl.sigmoid(total)
+    return dy * (sigmoid + total * sigmoid * (1.0 - sigmoid))
 
 
 @triton.jit
 def causal_conv1d_bwd_kernel(
     x_ptr, dy_ptr, weight_ptr, bias_ptr, dx_ptr, parts_ptr, length, num_channels, batch_stride, x_stride,
-    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr, UNROLL: tl.constexpr,
+    W: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx, and this program's partial [5, C] of the gradients of the four taps and the bias.
 
@@ -90,28 +107,39 @@ def causal_conv1d_bwd_kernel(
     dw2 = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dw3 = tl.zeros((BLOCK_C,), dtype=tl.float32)
     dbias = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    for step in tl.range(0, RUN + 3, loop_unroll_factor=UNROLL):
+    for step in tl.range(0, RUN + 4, 4, num_stages=STAGES):
         position = start + step
-        x0 = row_at(x_ptr, position, channel, length, num_channels, x_stride)
-        dy = row_at(dy_ptr, position, channel, length, num_channels, num_channels)
-        total = bias + w0 * x3 + w1 * x2 + w2 * x1 + w3 * x0
-        sigmoid = tl.sigmoid(total)
-        g0 = dy * (sigmoid + total * sigmoid * (1.0 - sigmoid))
-        own = tl.where(step < RUN, g0, 0.0)
-        dw0 += own * x3
-        dw1 += own * x2
-        dw2 += own * x1
-        dw3 += own * x0
-        dbias += own
-        dx = w0 * g0 + w1 * g1 + w2 * g2 + w3 * g3
-        inside = (channel < num_channels) & (step >= 3) & (position - 3 < length)
-        tl.store(dx_ptr + (position - 3) * num_channels + channel, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        x3 = x2
-        x2 = x1
-        x1 = x0
-        g3 = g2
-        g2 = g1
-        g1 = g0
+        a = row_at(x_ptr, position, channel, length, num_channels, x_stride)
+        b = row_at(x_ptr, position + 1, channel, length, num_channels, x_stride)
+        c = row_at(x_ptr, position + 2, channel, length, num_channels, x_stride)
+        e = row_at(x_ptr, position + 3, channel, length, num_channels, x_stride)
+        ga = row_at(dy_ptr, position, channel, length, num_channels, num_channels)
+        gb = row_at(dy_ptr, position + 1, channel, length, num_channels, num_channels)
+        gc = row_at(dy_ptr, position + 2, channel, length, num_channels, num_channels)
+        ge = row_at(dy_ptr, position + 3, channel, length, num_channels, num_channels)
+        ga = dsilu(bias + w0 * x3 + w1 * x2 + w2 * x1 + w3 * a, ga)
+        gb = dsilu(bias + w0 * x2 + w1 * x1 + w2 * a + w3 * b, gb)
+        gc = dsilu(bias + w0 * x1 + w1 * a + w2 * b + w3 * c, gc)
+        ge = dsilu(bias + w0 * a + w1 * b + w2 * c + w3 * e, ge)
+        if step < RUN:
+            dw0 = dw0 + ga * x3 + gb * x2 + gc * x1 + ge * a
+            dw1 = dw1 + ga * x2 + gb * x1 + gc * a + ge * b
+            dw2 = dw2 + ga * x1 + gb * a + gc * b + ge * c
+            dw3 = dw3 + ga * a + gb * b + gc * c + ge * e
+            dbias = dbias + ga + gb + gc + ge
+        # dx of the three positions before and of this one, as far as they are this program's.
+        here = dx_ptr + position * num_channels + channel
+        left = tl.where((channel < num_channels) & (step > 0), length - position, -4)
+        dx = (w0 * ga + w1 * g1 + w2 * g2 + w3 * g3).to(dx_ptr.dtype.element_ty)
+        tl.store(here - 3 * num_channels, dx, mask=left > -3)
+        dx = (w0 * gb + w1 * ga + w2 * g1 + w3 * g2).to(dx_ptr.dtype.element_ty)
+        tl.store(here - 2 * num_channels, dx, mask=left > -2)
+        dx = (w0 * gc + w1 * gb + w2 * ga + w3 * g1).to(dx_ptr.dtype.element_ty)
+        tl.store(here - num_channels, dx, mask=left > -1)
+        dx = (w0 * ge + w1 * gc + w2 * gb + w3 * ga).to(dx_ptr.dtype.element_ty)
+        tl.store(here, dx, mask=(channel < num_channels) & (position < length) & (step < RUN))
+        x3, x2, x1 = b, c, e
+        g3, g2, g1 = gb, gc, ge
     part_ptr = parts_ptr + (sample * tl.num_programs(1) + run) * 5 * num_channels + channel
     inside = channel < num_channels
     tl.store(part_ptr, dw0, mask=inside)

@@ -1,5 +1,6 @@
-# Order of addition: inside a group of a row a fixed tree; a program adds its tiles of rows ascending into its own
-# partial weight gradient, and partials are added in program order by column_sum.
+# Order of addition: inside a group of a row a fixed tree; for the weight's gradient a program adds its tiles ascending,
+# row slot by row slot, then the slots by a fixed tree into its own partial, and partials are added in program order by
+# column_sum.
 """RMSNorm per group of y * silu(z), forward and backward. The second grid axis is the group."""
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def gated_rms_norm_fwd_kernel(
 @triton.jit
 def gated_rms_norm_bwd_kernel(
     y_ptr, z_ptr, weight_ptr, dout_ptr, rstd_ptr, dy_ptr, dz_ptr, dweight_ptr,
-    num_rows, width, group_size, y_stride, z_stride, tiles, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    num_rows, width, group_size, y_stride, z_stride, tiles,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of y and z, and a partial of the weight's over this program's rows."""
     program = tl.program_id(0).to(tl.int64)
@@ -40,8 +42,8 @@ def gated_rms_norm_bwd_kernel(
     within = tl.arange(0, BLOCK)
     column = group * group_size + within
     weight = tl.load(weight_ptr + column, mask=within < group_size, other=0.0).to(tl.float32)
-    dweight = tl.zeros((BLOCK,), dtype=tl.float32)
-    for tile in range(tiles):
+    dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for tile in tl.range(0, tiles, num_stages=STAGES):
         row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row < num_rows)[:, None] & (within < group_size)[None, :]
         y = tl.load(y_ptr + row[:, None] * y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -59,5 +61,5 @@ def gated_rms_norm_bwd_kernel(
         place = row[:, None] * width + column[None, :]
         tl.store(dy_ptr + place, dy.to(dy_ptr.dtype.element_ty), mask=inside)
         tl.store(dz_ptr + place, dz.to(dz_ptr.dtype.element_ty), mask=inside)
-        dweight += tl.sum(dout * normal, axis=0)
-    tl.store(dweight_ptr + program * width + column, dweight, mask=within < group_size)
+        dweight += dout * normal
+    tl.store(dweight_ptr + program * width + column, tl.sum(dweight, axis=0), mask=within < group_size)

@@ -1,5 +1,5 @@
-# Order of addition: inside a row a fixed tree; a program adds its tiles of rows ascending into its own partial weight
-# gradient, and partials are added in program order by column_sum.
+# Order of addition: inside a row a fixed tree; for the weight's gradient a program adds its tiles ascending, row slot
+# by row slot, then the slots by a fixed tree into its own partial; partials are added in program order by column_sum.
 """RMSNorm over rows, forward and backward."""
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def rms_norm_fwd_kernel(
 @triton.jit
 def rms_norm_bwd_kernel(
     x_ptr, weight_ptr, dy_ptr, rstd_ptr, dx_ptr, dweight_ptr, num_rows, width, x_stride, tiles,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd * (dy * w - xhat * mean(dy * w * xhat)); a partial of sum(dy * xhat) over this program's rows."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-    dweight = tl.zeros((BLOCK,), dtype=tl.float32)
-    for tile in range(tiles):
+    dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for tile in tl.range(0, tiles, num_stages=STAGES):
         row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row < num_rows)[:, None] & (column < width)[None, :]
         x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -45,5 +45,5 @@ def rms_norm_bwd_kernel(
         mean = tl.sum(dyw * xhat, axis=1) / width
         dx = rstd[:, None] * (dyw - xhat * mean[:, None])
         tl.store(dx_ptr + row[:, None] * width + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        dweight += tl.sum(dy * xhat, axis=0)
-    tl.store(dweight_ptr + program * width + column, dweight, mask=column < width)
+        dweight += dy * xhat
+    tl.store(dweight_ptr + program * width + column, tl.sum(dweight, axis=0), mask=column < width)

@@ -45,9 +45,12 @@ def chunk_decay_fwd_kernel(
 @triton.jit
 def chunk_decay_bwd_kernel(
     dt_ptr, bias_ptr, A_log_ptr, step_ptr, dstep_ptr, ddecay_ptr, ddt_ptr, dA_log_ptr, dbias_ptr,
-    length, heads, padded, b_stride, s_stride, n_stride, L: tl.constexpr, BLOCK_N: tl.constexpr,
+    length, heads, padded, b_stride, s_stride, n_stride, slot,
+    L: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """ddt from the gradients of step and of the log decays; partials [B * chunks, N] of dA_log and dbias."""
+    """ddt from the gradients of step and of the log decays (SLOTS parts, added in order), and partials [B * chunks, N]
+    of dA_log and dbias.
+    """
     position = tl.program_id(0).to(tl.int64) * L + tl.arange(0, L)
     head = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
     sample = tl.program_id(2).to(tl.int64)
@@ -60,6 +63,9 @@ def chunk_decay_bwd_kernel(
     step = tl.load(step_ptr + work, mask=inside, other=0.0)
     dstep = tl.load(dstep_ptr + work, mask=inside, other=0.0)
     ddecay = tl.load(ddecay_ptr + work, mask=inside, other=0.0)
+    for _ in tl.static_range(1, SLOTS):
+        ddecay_ptr += slot
+        ddecay += tl.load(ddecay_ptr + work, mask=inside, other=0.0)
     ddt = (dstep + rate[None, :] * ddecay) * tl.sigmoid(raw + bias[None, :])
     out = (sample * length + position[:, None]) * heads + head[None, :]
     tl.store(ddt_ptr + out, ddt.to(ddt_ptr.dtype.element_ty), mask=inside)

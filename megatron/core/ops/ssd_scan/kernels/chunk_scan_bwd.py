@@ -1,6 +1,10 @@
 # Order of addition: inside a chunk matrix products over positions or states in the order of the MMA tiles; heads of a
-# group ascending in the gradients of B and C; the kernels add to the gradient of the log decays one after the other.
-"""Gradients of a chunk's scan. One program has a chunk of a group and goes through the group's heads."""
+# group ascending in the gradients of B and C. Every array has one writer per element.
+"""Gradients of a chunk's scan. A program has a chunk of a group, and goes through the group's heads.
+
+A position's log decay gets gradient from all that crosses it: pairs inside the chunk (first kernel); what leaves for
+the chunk's end, comes from its start or passes from start to end (second kernel, one slot per tile of K).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,12 @@ from megatron.core.ops.ssd_scan.kernels.chunk_scan import decay_between
 
 
 @triton.jit
-def chunk_scan_bwd_source_kernel(
-    x_ptr, B_ptr, C_ptr, D_ptr, step_ptr, cum_ptr, dstates_ptr, dy_ptr,
-    dx_ptr, dB_ptr, dD_ptr, dstep_ptr, ddecay_ptr,
+def chunk_scan_bwd_values_kernel(
+    x_ptr, B_ptr, C_ptr, D_ptr, step_ptr, cum_ptr, dstates_ptr, dy_ptr, dx_ptr, dD_ptr, dstep_ptr, ddecay_ptr,
     length, heads, heads_per_group, width, num_state, chunks, x_b, x_s, x_n, B_b, B_s, B_g, C_b, C_s, C_g,
     L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """What flows back to the source side, position m: dx, dB, the gradient of step through step * x, partials of dD.
-
-    Also what crosses each position on its way from m to a later position of the chunk, or to the chunk's end.
-    """
+    """dx, the gradient of step through step * x, partials [B * chunks, N] of dD, and the pairs' part of ddecay."""
     chunk, group, sample = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     start = chunk * L
     row, d, k = tl.arange(0, L), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_K)
@@ -32,9 +32,7 @@ def chunk_scan_bwd_source_kernel(
     C_at = C_ptr + sample * C_b + group * C_g + start * C_s
     B = tl.load(B_at + (row[:, None] * B_s + k[None, :]), mask=inside_k, other=0.0)
     C = tl.load(C_at + (row[:, None] * C_s + k[None, :]), mask=inside_k, other=0.0)
-    earlier = row[:, None] < row[None, :]
     BC = tl.dot(B, tl.trans(C), input_precision="ieee")
-    dB = tl.zeros((L, BLOCK_K), dtype=tl.float32)
     for i in tl.range(0, heads_per_group):
         head = group * heads_per_group + i
         work = (sample * heads + head) * chunks * L + start
@@ -46,44 +44,37 @@ def chunk_scan_bwd_source_kernel(
         y_place = row[:, None] * (heads * width) + d[None, :]
         dy = tl.load(dy_ptr + y_at + y_place, mask=inside, other=0.0)
         state_at = ((sample * chunks + chunk) * heads + head) * width * num_state
-        state_place = d[:, None] * num_state + k[None, :]
-        dstate = tl.load(dstates_ptr + state_at + state_place, mask=inside_state, other=0.0)
-        to_end = tl.exp(end - cum)
+        dstate = tl.load(dstates_ptr + state_at + (d[:, None] * num_state + k[None, :]), mask=inside_state, other=0.0)
 
-        upper = decay_between(cum, cum, L, True)
-        dstepx = tl.dot(B, tl.trans(dstate), input_precision="ieee") * to_end[:, None]
-        dstepx = tl.dot((BC * upper).to(x.dtype), dy, acc=dstepx, input_precision="ieee")
+        weight = BC * decay_between(cum, cum, L, True)
+        dstepx = tl.dot(B, tl.trans(dstate), input_precision="ieee") * tl.exp(end - cum)[:, None]
+        dstepx = tl.dot(weight.to(x.dtype), dy, acc=dstepx, input_precision="ieee")
         dx = dstepx * step[:, None] + dy.to(tl.float32) * tl.load(D_ptr + head).to(tl.float32)
         tl.store(dx_ptr + y_at + y_place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         tl.store(dstep_ptr + work + row, tl.sum(x.to(tl.float32) * dstepx, axis=1))
         dD = tl.sum(tl.sum(x.to(tl.float32) * dy.to(tl.float32), axis=1), axis=0)
         tl.store(dD_ptr + (sample * chunks + chunk) * heads + head, dD)
 
-        back = tl.dot(x, tl.trans(dy), input_precision="ieee") * upper * step[:, None]
-        dB = tl.dot(back.to(x.dtype), C, acc=dB, input_precision="ieee")
         # The diagonal crosses nothing and is left out before anything is subtracted.
-        pair = tl.where(earlier, back * BC, 0.0)
+        pair = tl.dot(x, tl.trans(dy), input_precision="ieee") * weight * step[:, None]
+        pair = tl.where(row[:, None] < row[None, :], pair, 0.0)
         crossing = tl.cumsum(tl.sum(pair, axis=0) - tl.sum(pair, axis=1), axis=0, reverse=True)
-        leaving_K = tl.dot(x, dstate, input_precision="ieee") * (to_end * step)[:, None]
-        dB += leaving_K
-        leaving = tl.sum(B.to(tl.float32) * leaving_K, axis=1)
-        crossing += tl.sum(tl.where(earlier, leaving[:, None], 0.0), axis=0)
         tl.store(ddecay_ptr + work + row, crossing)
-    out = ((sample * length + start) * tl.num_programs(1) + group) * num_state
-    place = row[:, None] * (tl.num_programs(1) * num_state) + k[None, :]
-    tl.store(dB_ptr + out + place, dB.to(dB_ptr.dtype.element_ty), mask=inside_k)
 
 
 @triton.jit
-def chunk_scan_bwd_target_kernel(
-    x_ptr, B_ptr, C_ptr, step_ptr, cum_ptr, states_ptr, dstates_ptr, dy_ptr, dC_ptr, ddecay_ptr,
-    length, heads, heads_per_group, width, num_state, chunks, x_b, x_s, x_n, B_b, B_s, B_g, C_b, C_s, C_g,
+def chunk_scan_bwd_states_kernel(
+    x_ptr, B_ptr, C_ptr, step_ptr, cum_ptr, states_ptr, dstates_ptr, dy_ptr, dB_ptr, dC_ptr, ddecay_ptr,
+    length, heads, heads_per_group, width, num_state, chunks, x_b, x_s, x_n, B_b, B_s, B_g, C_b, C_s, C_g, slot,
     L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """What flows back to the target side, position l: dC, and what crosses each position from the chunk's start."""
+    """dB and dC for a tile of K, and that tile's part of ddecay at ``slot`` times its number; grid axis 0 has both."""
+    tiles = tl.cdiv(num_state, BLOCK_K)
     chunk, group, sample = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    tile = chunk % tiles
+    chunk //= tiles
     start = chunk * L
-    row, d, k = tl.arange(0, L), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_K)
+    row, d, k = tl.arange(0, L), tl.arange(0, BLOCK_D), tile.to(tl.int32) * BLOCK_K + tl.arange(0, BLOCK_K)
     there = (row < length - start)[:, None]
     inside_k = there & (k < num_state)[None, :]
     inside = there & (d < width)[None, :]
@@ -92,6 +83,7 @@ def chunk_scan_bwd_target_kernel(
     C_at = C_ptr + sample * C_b + group * C_g + start * C_s
     B = tl.load(B_at + (row[:, None] * B_s + k[None, :]), mask=inside_k, other=0.0)
     C = tl.load(C_at + (row[:, None] * C_s + k[None, :]), mask=inside_k, other=0.0)
+    dB = tl.zeros((L, BLOCK_K), dtype=tl.float32)
     dC = tl.zeros((L, BLOCK_K), dtype=tl.float32)
     for i in tl.range(0, heads_per_group):
         head = group * heads_per_group + i
@@ -101,20 +93,25 @@ def chunk_scan_bwd_target_kernel(
         x_at = x_ptr + sample * x_b + head * x_n + start * x_s
         x = tl.load(x_at + (row[:, None] * x_s + d[None, :]), mask=inside, other=0.0)
         y_at = ((sample * length + start) * heads + head) * width
-        y_place = row[:, None] * (heads * width) + d[None, :]
-        dy = tl.load(dy_ptr + y_at + y_place, mask=inside, other=0.0)
+        dy = tl.load(dy_ptr + y_at + (row[:, None] * (heads * width) + d[None, :]), mask=inside, other=0.0)
         state_at = ((sample * chunks + chunk) * heads + head) * width * num_state
         state_place = d[:, None] * num_state + k[None, :]
-        dstate = tl.load(dstates_ptr + state_at + state_place, mask=inside_state, other=0.0)
         state = tl.load(states_ptr + state_at + state_place, mask=inside_state, other=0.0)
-        passed = tl.exp(end) * tl.sum(tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1), axis=0)
+        dstate = tl.load(dstates_ptr + state_at + state_place, mask=inside_state, other=0.0)
 
-        forth = tl.dot(dy, tl.trans(x), input_precision="ieee") * decay_between(cum, cum, L, False) * step[None, :]
-        dC = tl.dot(forth.to(x.dtype), B, acc=dC, input_precision="ieee")
+        leaving_K = tl.dot(x, dstate, input_precision="ieee") * (tl.exp(end - cum) * step)[:, None]
+        back = tl.dot(x, tl.trans(dy), input_precision="ieee") * decay_between(cum, cum, L, True) * step[:, None]
+        dB = tl.dot(back.to(x.dtype), C, acc=dB + leaving_K, input_precision="ieee")
+        leaving = tl.sum(B.to(tl.float32) * leaving_K, axis=1)
+        crossing = tl.sum(tl.where(row[:, None] < row[None, :], leaving[:, None], 0.0), axis=0)
+
         carried_K = tl.dot(dy, state, input_precision="ieee") * tl.exp(cum)[:, None]
-        dC += carried_K
-        carried = tl.cumsum(tl.sum(C.to(tl.float32) * carried_K, axis=1), axis=0, reverse=True)
-        tl.store(ddecay_ptr + work + row, tl.load(ddecay_ptr + work + row) + carried + passed)
+        forth = tl.dot(dy, tl.trans(x), input_precision="ieee") * decay_between(cum, cum, L, False) * step[None, :]
+        dC = tl.dot(forth.to(x.dtype), B, acc=dC + carried_K, input_precision="ieee")
+        crossing += tl.cumsum(tl.sum(C.to(tl.float32) * carried_K, axis=1), axis=0, reverse=True)
+        crossing += tl.exp(end) * tl.sum(tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1), axis=0)
+        tl.store(ddecay_ptr + tile * slot + work + row, crossing)
     out = ((sample * length + start) * tl.num_programs(1) + group) * num_state
     place = row[:, None] * (tl.num_programs(1) * num_state) + k[None, :]
+    tl.store(dB_ptr + out + place, dB.to(dB_ptr.dtype.element_ty), mask=inside_k)
     tl.store(dC_ptr + out + place, dC.to(dC_ptr.dtype.element_ty), mask=inside_k)
