@@ -29,7 +29,7 @@ if [[ $marker == gpu ]]; then
     exec python3 -m pytest "$@"
 fi
 
-bash tools/venv.sh data,observe,test
+bash tools/venv.sh data,observe,oracle,test
 if [[ -z $marker ]]; then
     exec .venv/bin/python -m pytest -m "not gpu and not slow" "$@"
 fi

@@ -30,7 +30,7 @@ def shellcheck(*scripts: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
     """Run the shellcheck that is installed beside this interpreter, else the system's."""
     beside = Path(sys.executable).with_name("shellcheck")
     program = str(beside) if beside.exists() else shutil.which("shellcheck")
-    assert program is not None, "no shellcheck; `bash tools/venv.sh data,observe,test` brings it"
+    assert program is not None, "no shellcheck; `bash tools/venv.sh data,observe,oracle,test` brings it"
     return run(program, *scripts, cwd=cwd)
 
 
