@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.ranks import run_ranks
 from tests.support.tiny import relative_error
-from tests.support.training import Trained, train, whole_gradients
+from tests.support.training import TIED, TINY, Trained, train, whole_gradients
 
 TOLERANCE = 1e-5
 STEPS = 2
@@ -17,7 +17,8 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """One layout. ``bits``: it shares the logical layout of one rank, so every bit agrees."""
+    """One layout. ``bits``: it shares the logical layout of one rank, so every bit agrees. ``recipe`` is given to one
+    rank too, and so are ``tied`` weights of embeddings and output layer."""
 
     name: str
     world: int
@@ -25,8 +26,13 @@ class Cell:
     pattern: str = "ME*EM-"
     ldp: int = 1
     bits: bool = False
+    recipe: str = ""
+    tied: bool = False
+    microbatches: tuple[int, ...] = (1, 4)
 
 
+TWO = (2,)
+PP2 = "--pipeline-model-parallel-size 2"
 TP2_SP = "--tensor-model-parallel-size 2 --sequence-parallel"
 CELLS = (
     Cell("TP2", 2, "--tensor-model-parallel-size 2", pattern="M*-M"),
@@ -48,22 +54,35 @@ CELLS = (
         pattern="ME*|EM-",
         ldp=2,
     ),
+    Cell("PP2-tied", 2, PP2, pattern="ME*|EM-", bits=True, tied=True, microbatches=TWO),
+    Cell("PP2xVPP2-tied", 2, PP2, pattern="M|E*|EM|-", bits=True, tied=True, microbatches=TWO),
+    Cell("VPP-on-one-rank-tied", 1, "", pattern="M|E*|EM|-", bits=True, tied=True, microbatches=TWO),
+    Cell("TP2-SP-tied", 2, f"{TP2_SP} --expert-tensor-parallel-size 1", tied=True, microbatches=TWO),
+    Cell("PP2-MTP", 2, PP2, pattern="ME*|EM-/*E/*E", bits=True, microbatches=TWO),
+    Cell("PP2xVPP2-MTP-tied", 2, PP2, pattern="M|E*|EM|/*E", bits=True, tied=True, microbatches=TWO),
+    Cell("TP2-SP-MTP-tied", 2, f"{TP2_SP} --expert-tensor-parallel-size 1", "M*-/ME", tied=True, microbatches=TWO),
+    Cell("TP2-MTP", 2, "--tensor-model-parallel-size 2", pattern="M*-/M-", microbatches=TWO),
+    Cell("PP2-repeated-MTP", 2, PP2, "ME*|-/*E/*E", bits=True, recipe="--mtp-use-repeated-layer", microbatches=TWO),
+    Cell("EP2-MTP", 2, "--expert-model-parallel-size 2", "M-/*E", ldp=2, microbatches=TWO),
+    Cell("PP4-no-MoE-no-layer-stages", 4, PP2.replace("2", "4"), "|M*|E-|/E", bits=True, microbatches=TWO),
 )
 
 
 @functools.cache
-def _one_rank(pattern: str, batch: int) -> Trained:
-    flags = f"--hybrid-layer-pattern '{pattern}' --global-batch-size {batch}"
-    return run_ranks(1, train, flags, STEPS)[0]
+def _one_rank(pattern: str, batch: int, recipe: str = "", tied: bool = False) -> Trained:
+    flags = f"{recipe} --hybrid-layer-pattern '{pattern}' --global-batch-size {batch}"
+    return run_ranks(1, train, flags, STEPS, TIED if tied else TINY)[0]
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 4])
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+RUNS = [pytest.param(cell, n, id=f"{cell.name}-{n}") for cell in CELLS for n in cell.microbatches]
+
+
+@pytest.mark.parametrize(("cell", "num_microbatches"), RUNS)
 def test_layout_equals_one_rank(cell: Cell, num_microbatches: int) -> None:
     batch = cell.ldp * num_microbatches
-    want = _one_rank(cell.pattern.replace("|", ""), batch)
-    flags = f"{cell.flags} --hybrid-layer-pattern '{cell.pattern}' --global-batch-size {batch}"
-    got = run_ranks(cell.world, train, flags, STEPS)
+    want = _one_rank(cell.pattern.replace("|", ""), batch, cell.recipe, cell.tied)
+    flags = f"{cell.flags} {cell.recipe} --hybrid-layer-pattern '{cell.pattern}' --global-batch-size {batch}"
+    got = run_ranks(cell.world, train, flags, STEPS, TIED if cell.tied else TINY)
     assert all(_same_numbers(rank, got[0]) for rank in got)
     for mine, theirs in zip(got[0].steps, want.steps, strict=True):
         assert mine.num_tokens == theirs.num_tokens

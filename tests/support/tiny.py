@@ -70,7 +70,9 @@ def tiny_config(**changes: Any) -> TransformerConfig:
         "init_method_std": 0.1,
     }
     values.update(changes)
-    values.setdefault("num_layers", sum(c not in "|/" for c in values["hybrid_layer_pattern"].split("/")[0]))
+    main, *parts = values["hybrid_layer_pattern"].split("/")
+    values.setdefault("num_layers", sum(c != "|" for c in main))
+    values.setdefault("mtp_num_layers", len(parts) or None)
     return TransformerConfig(**values)
 
 
@@ -130,7 +132,7 @@ def tiny_batch(
 
 def attach_main_grads(chunks: list[HybridChunk]) -> list[ModelParameter]:
     """Give every parameter zeroed fp32 main gradients, as an engine would; the parameters in order."""
-    params = [p for chunk in chunks for p in chunk.model_parameters()]
+    params = list({id(p): p for chunk in chunks for p in chunk.model_parameters()}.values())
     for param in params:
         param.main_grads = tuple(
             torch.zeros(param.shape, dtype=torch.float32, device=param.device) for _ in param.spec.stages or ("",)

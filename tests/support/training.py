@@ -34,6 +34,8 @@ TINY = """
     --deterministic-mode
 """
 """The field's tiny hybrid recipe, without pattern and batch size."""
+TIED = TINY.replace("--untie-embeddings-and-output-weights", "")
+"""The same with one weight for embeddings and output layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +48,11 @@ class Trained:
     digests: dict[str, str]
 
 
-def build_here(flags: str) -> Run:
-    """A run on the ranks that are running, from a command line on top of ``TINY``."""
+def build_here(flags: str, base: str = TINY) -> Run:
+    """A run on the ranks that are running, from a command line on top of ``base``."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
-    config = resolve_and_validate(parse_run_config(shlex.split(TINY) + shlex.split(flags)), world)
+    config = resolve_and_validate(parse_run_config(shlex.split(base) + shlex.split(flags)), world)
     tokenizer = tokenizer_from(config.tokenizer)
     config = resolve_vocabulary(config, tokenizer.vocab_size)
     device = torch.device("cpu")
@@ -59,9 +61,9 @@ def build_here(flags: str) -> Run:
     return assemble_run(config, tokenizer, ops, groups, Launch(rank=rank, world_size=world), "gloo")
 
 
-def train(flags: str, steps: int) -> Trained:
+def train(flags: str, steps: int, base: str = TINY) -> Trained:
     """Rank function: run ``steps`` steps."""
-    run = build_here(flags)
+    run = build_here(flags, base)
     reader, consumed, metrics = run.reader(run.splits.train), 0, []
     for iteration in range(1, steps + 1):
         metrics.append(run.step.run(reader, iteration, consumed))

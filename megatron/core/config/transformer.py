@@ -9,15 +9,17 @@ from megatron.core.config.attention import AttentionFields
 from megatron.core.config.fields import trajectory
 from megatron.core.config.mamba import MambaFields
 from megatron.core.config.moe import MoEFields
+from megatron.core.config.mtp import MTPFields
 from megatron.core.config.precision import PrecisionFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(AttentionFields, MambaFields, MoEFields, PrecisionFields):
+class TransformerConfig(AttentionFields, MambaFields, MoEFields, MTPFields, PrecisionFields):
     """Model shape and numerics. ``None`` means "not given" and is gone after ``resolve``, unless the text says so."""
 
     hybrid_layer_pattern: str | None = trajectory(None)
-    """Layers in order: M Mamba-2, * attention, - MLP, E MoE; | cuts pipeline segments."""
+    """Layers in order: M Mamba-2, * attention, - MLP, E MoE; | cuts pipeline segments, every / part predicts one token
+    further."""
     num_layers: int | None = trajectory(None)
     """Number of layers; taken from the pattern when one is given."""
     hidden_size: int | None = trajectory(None)
@@ -44,8 +46,21 @@ class TransformerConfig(AttentionFields, MambaFields, MoEFields, PrecisionFields
     """Standard deviation of the initial weights; projections back into the residual use it / sqrt(layers)."""
     embedding_init_method_std: float | None = trajectory(None)
     """Standard deviation of the initial embeddings; when given, the embeddings do not decay. Default: as above."""
+    calculate_per_token_loss: bool = trajectory(False)
+    """Divide the gradient by the unmasked tokens of the global batch instead of each micro-batch by its own."""
     hidden_dropout: float = trajectory(0.1)
     """Dropout probability on embeddings and on each layer's output before the residual addition."""
+
+    @property
+    def prediction_depths(self) -> int:
+        """Tokens predicted beyond the next one."""
+        return self.mtp_num_layers or 0
+
+    @property
+    def embeds_on_last_stage(self) -> bool:
+        """True where the last pipeline stage uses the token embeddings too: as the output layer's weight, or to read
+        the tokens ahead."""
+        return not self.untie_embeddings_and_output_weights or self.prediction_depths > 0
 
     @property
     def activation(self) -> Literal["squared_relu", "swiglu", "gelu_tanh", "gelu"]:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 
 from megatron.core.contracts.param_spec import Initial
+from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import add_bias, linear
 from megatron.core.tensor_parallel.mappings import copy_to_tp
 from megatron.core.tensor_parallel.parameter import create_parameter, cut_spec
+
+
+def project_columns(x: torch.Tensor, weight: ModelParameter, context: ModelContext, stage: str = "") -> torch.Tensor:
+    """``x W^T`` from the residual stream's form into a tensor-parallel region, ``weight`` holding this rank's rows;
+    ``stage`` as in ``linear``."""
+    gather = context.cuts_sequence
+    return linear(x if gather else copy_to_tp(x, context), weight, context, gather=gather, stage=stage)
 
 
 class ColumnParallelLinear(torch.nn.Module):
@@ -46,7 +54,4 @@ class ColumnParallelLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        gather = self.context.cuts_sequence
-        return add_bias(
-            linear(x if gather else copy_to_tp(x, self.context), self.weight, self.context, gather=gather), self.bias
-        )
+        return add_bias(project_columns(x, self.weight, self.context), self.bias)

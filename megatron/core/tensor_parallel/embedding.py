@@ -11,7 +11,7 @@ from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import add_weight_grad
 from megatron.core.tensor_parallel.mappings import leave_tp
-from megatron.core.tensor_parallel.parameter import create_parameter, cut_spec
+from megatron.core.tensor_parallel.parameter import Stages, create_parameter, cut_spec
 
 
 class _Lookup(torch.autograd.Function):
@@ -48,8 +48,8 @@ class VocabParallelEmbedding(torch.nn.Module):
 
     Returns the residual stream's form ``[S, B, H]``, or this rank's ``[S / TP, B, H]`` under sequence parallelism. A
     row lies on one rank and is zero on the others, so the sum over ranks is exact. The gradient of a row adds its
-    tokens in position order, (s, b) row-major. ``stage`` names the main-gradient buffer of a weight that is used at
-    both ends of the pipeline.
+    tokens in position order, (s, b) row-major. With ``two_stage`` the weight is used at both ends of the pipeline, and
+    every use says at which.
     """
 
     def __init__(
@@ -60,18 +60,19 @@ class VocabParallelEmbedding(torch.nn.Module):
         *,
         init_std: float,
         weight_decay: bool = True,
-        stage: str = "",
+        two_stage: bool = False,
     ) -> None:
         super().__init__()
-        self.context, self.stage = context, stage
+        self.context = context
         shape = (context.layout.padded_vocab_size, hidden_size)
         initial = Initial(kind="normal", a=init_std)
-        spec = cut_spec(f"{name}.weight", shape, 0, initial, context, weight_decay=weight_decay)
+        stages: Stages = ("first", "last") if two_stage else ()
+        spec = cut_spec(f"{name}.weight", shape, 0, initial, context, weight_decay=weight_decay, stages=stages)
         self.weight = create_parameter(spec, context)
         self._first_row = self.weight.shape[0] * context.groups.tp.rank
 
-    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+    def forward(self, tokens_BS: torch.Tensor, stage: str = "") -> torch.Tensor:
+        """See the class; ``stage`` names the main-gradient buffer that this use adds into."""
         ids_SB = tokens_BS.t() - self._first_row
-        rows_TH = lookup(self.weight, ids_SB.reshape(-1), self.context, self.stage)
+        rows_TH = lookup(self.weight, ids_SB.reshape(-1), self.context, stage)
         return leave_tp(rows_TH.view(*ids_SB.shape, -1), self.context)

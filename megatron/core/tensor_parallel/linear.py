@@ -68,7 +68,8 @@ def linear(
     """``x W^T`` in the activation type, over the last dimension of ``x``.
 
     With ``gather``, ``x`` holds this rank's positions ``[S / TP, ...]`` and the result all of them; the gradient of
-    ``x`` is the ordered sum over the ranks, scattered back.
+    ``x`` is the ordered sum over the ranks, scattered back. ``stage`` names the main-gradient buffer of a weight that
+    is used at both ends of the pipeline.
     """
     return _Linear.apply(x, weight, context, gather and context.groups.tp.size > 1, stage)
 

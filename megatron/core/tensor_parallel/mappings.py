@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from megatron.core.process_groups.collectives import all_gather
+from megatron.core.process_groups.collectives import all_gather, all_to_all
 from megatron.core.tensor_parallel.context import ModelContext
 
 
@@ -74,6 +74,26 @@ class _GatherColumns(torch.autograd.Function):
         return ctx.context.sums.reduce_scatter_rows(tp, pieces).squeeze(0), None
 
 
+class _ColumnsToResidual(torch.autograd.Function):
+    """Complete columns: under sequence parallelism all columns of this rank's rows, else all of everything. Backward
+    takes the gradient, which is complete, the same way back; nothing is added."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
+        ctx.context, tp = context, context.groups.tp
+        if context.cuts_sequence:
+            return torch.cat(all_to_all(tp, x.reshape(tp.size, -1, *x.shape[1:])).unbind(0), dim=-1)
+        return torch.cat(all_gather(tp, x).unbind(0), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        tp = ctx.context.groups.tp
+        pieces = grad.chunk(tp.size, dim=-1)
+        if ctx.context.cuts_sequence:
+            return all_to_all(tp, torch.stack(pieces)).flatten(0, 1), None
+        return pieces[tp.rank].contiguous(), None
+
+
 def copy_to_tp(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
     """Enter a tensor-parallel region with a replicated activation: identity; gradients are summed over the ranks."""
     return _CopyToTp.apply(x, context) if context.groups.tp.size > 1 else x
@@ -102,3 +122,9 @@ def gather_columns(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
 def leave_tp(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
     """Sum partial results in the form the residual stream has: cut along the sequence or replicated."""
     return reduce_scatter_to_sequence(x, context) if context.cuts_sequence else reduce_from_tp(x, context)
+
+
+def columns_to_residual(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
+    """``[S, B, X / TP]``, columns cut over the ranks, to the residual stream's form: ``[S, B, X]`` on every rank, or
+    this rank's positions of it under sequence parallelism."""
+    return _ColumnsToResidual.apply(x, context) if context.groups.tp.size > 1 else x

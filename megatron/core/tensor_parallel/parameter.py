@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from megatron.core.contracts.param_spec import Initial, ParamSpec, cut_shard, replicated_shard
 from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.rng.counter import draw_shard
 from megatron.core.tensor_parallel.context import ModelContext
+
+Stages = tuple[Literal["first", "last"], ...]
 
 
 def replicated_spec(
@@ -40,6 +44,7 @@ def cut_spec(
     parts: tuple[int, ...] | None = None,
     fp32: bool = False,
     weight_decay: bool | None = None,
+    stages: Stages = (),
 ) -> ParamSpec:
     """Spec of a parameter cut along ``dim`` over the tensor-parallel ranks; with ``parts`` every part is cut by
     itself. Vectors do not decay unless told to.
@@ -56,6 +61,7 @@ def cut_spec(
         initial=initial,
         fp32=fp32,
         weight_decay=len(shape) > 1 if weight_decay is None else weight_decay,
+        stages=stages,
     )
 
 

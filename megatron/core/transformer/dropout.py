@@ -11,7 +11,8 @@ from megatron.core.tensor_parallel.context import ModelContext
 
 def noise_key(context: ModelContext, kind: str, microbatch: Microbatch, layer: int, site: str) -> Key:
     """Key of one noise source: what it is, in which logical micro-batch of which iteration, in which layer, where."""
-    return key_of(context.seed, kind, microbatch.iteration, microbatch.shard, microbatch.index, layer, site)
+    place = (microbatch.iteration, microbatch.shard, microbatch.index)
+    return key_of(context.seed, kind, *place, layer, site, microbatch.application)
 
 
 class ResidualDropout:

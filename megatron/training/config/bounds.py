@@ -40,6 +40,8 @@ LEAST = {
         "moe_router_bias_update_rate": 0,
         "moe_aux_loss_coeff": 0,
         "moe_shared_expert_intermediate_size": 1,
+        "mtp_num_layers": 0,
+        "mtp_loss_scaling_factor": 0,
         "init_method_std": 0,
         "embedding_init_method_std": 0,
     },

@@ -113,15 +113,8 @@ MODEL = (
     ),
     FlagFamily(
         kind="refused",
-        reason=f"multi-token prediction is {_NOT_YET}",
-        change="leave it out, and the / parts of the pattern",
-        switches="--mtp-use-repeated-layer --mtp-detach-heads --mtp-hsm",
-        values="--mtp-num-layers --mtp-loss-scaling-factor --mtp-hybrid-override-pattern",
-    ),
-    FlagFamily(
-        kind="refused",
-        reason=f"one mean over all tokens of a global batch is {_NOT_YET}",
-        switches="--calculate-per-token-loss",
+        reason="every depth reads the hidden state of the one before it, and its gradient reaches the trunk",
+        switches="--mtp-detach-heads --mtp-hsm",
     ),
 )
 

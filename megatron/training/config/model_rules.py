@@ -26,11 +26,17 @@ def model_problems(model: TransformerConfig) -> list[Problem]:
 
 
 def _pattern_problems(model: TransformerConfig, pattern: HybridPattern) -> Iterator[Problem]:
-    if pattern.mtp:
+    if model.prediction_depths != len(pattern.mtp):
         yield Problem(
-            f"{FLAG} {model.hybrid_layer_pattern!r} with {len(pattern.mtp)} parts behind /",
-            "the main part alone: multi-token prediction is not built yet",
-            "remove the / and what follows it",
+            f"--mtp-num-layers {model.mtp_num_layers} with {FLAG} {model.hybrid_layer_pattern!r}",
+            "the layers of each depth: one / part per depth",
+            f"add / parts to {FLAG}, or --mtp-hybrid-override-pattern",
+        )
+    if pattern.mtp and model.position_embedding_type == "learned_absolute":
+        yield Problem(
+            f"{len(pattern.mtp)} / parts in {FLAG} with --position-embedding-type learned_absolute (the default)",
+            "rope or none: the tokens ahead have no learned positions",
+            "--position-embedding-type",
         )
     if pattern.count(MOE) and model.num_moe_experts is None:
         yield Problem(f"{pattern.count(MOE)} E layers in {FLAG} without --num-experts", "experts", "add --num-experts")
@@ -41,12 +47,6 @@ def _pattern_problems(model: TransformerConfig, pattern: HybridPattern) -> Itera
 
 
 def _width_problems(model: TransformerConfig) -> Iterator[Problem]:
-    if not model.untie_embeddings_and_output_weights:
-        yield Problem(
-            "input and output embeddings that share one weight (the default)",
-            "an output layer with a weight of its own: a shared one is not built yet",
-            "add --untie-embeddings-and-output-weights",
-        )
     if model.ffn_hidden_size == 0:
         yield Problem(
             f"--swiglu with --hidden-size {model.hidden_size}, which gives an inner width of 0",

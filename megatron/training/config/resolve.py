@@ -7,6 +7,7 @@ settings may still be ``None``, which then means:
 * ``moe_router_dtype``: the activations' type; ``moe_router_topk_scaling_factor``: no factor; ``moe_input_jitter_eps``:
   no jitter; ``moe_shared_expert_intermediate_size``: no shared experts; ``num_moe_experts`` and
   ``moe_ffn_hidden_size``: no experts; ``num_attention_heads`` and ``kv_channels``: no attention layers;
+* ``mtp_hybrid_override_pattern``: its layers are / parts of the pattern;
 * ``ddp_bucket_size``: set by ``ddp_num_buckets`` once the parameters are known;
 * ``padded_vocab_size`` until ``resolve_vocabulary`` has seen the tokenizer;
 * ``distributed_backend`` until a device is known; ``dry_run_world_size``: the processes of the launch;
@@ -129,10 +130,14 @@ def pattern_of(model: TransformerConfig) -> HybridPattern | None:
 
 def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
     """What ``resolve`` changed although it was given, one sentence each."""
+    notes = []
     before, after = given.model.num_layers, resolved.model.num_layers
-    if before is None or before == after:
-        return []
-    return [f"--num-layers {before} has no effect: the pattern has {after} layers"]
+    if before is not None and before != after:
+        notes.append(f"--num-layers {before} has no effect: the pattern has {after} layers")
+    before, after = given.model.mtp_num_layers, resolved.model.prediction_depths
+    if before is not None and before != after:
+        notes.append(f"--mtp-num-layers {before} has no effect: the pattern has {after} / parts")
+    return notes
 
 
 def _known(value: int | None, name: str) -> int:
@@ -144,9 +149,12 @@ def _known(value: int | None, name: str) -> int:
 def _model(model: TransformerConfig) -> TransformerConfig:
     changes: dict[str, object] = {}
     hidden, heads = model.hidden_size, model.num_attention_heads
+    model = _with_depths(model)
     pattern = pattern_of(model)
     if pattern is not None:
         changes["num_layers"] = pattern.num_layers
+        if pattern.mtp or model.mtp_num_layers is None:
+            changes["mtp_num_layers"] = len(pattern.mtp)
     if model.kv_channels is None and hidden and heads and heads > 0 and hidden % heads == 0:
         changes["kv_channels"] = hidden // heads
     ffn = model.ffn_hidden_size
@@ -163,6 +171,17 @@ def _model(model: TransformerConfig) -> TransformerConfig:
     if model.max_position_embeddings is None:
         changes["max_position_embeddings"] = model.seq_length
     return replace(model, **changes)  # type: ignore[arg-type]
+
+
+def _with_depths(model: TransformerConfig) -> TransformerConfig:
+    """Megatron's older spelling of the depths of multi-token prediction, written as / parts of the pattern. A pattern
+    that has such parts says it all."""
+    part, main = model.mtp_hybrid_override_pattern, model.hybrid_layer_pattern
+    if not part or main is None:
+        return model
+    if "/" not in main and model.mtp_num_layers is not None:
+        main += f"/{part}" * model.mtp_num_layers
+    return replace(model, hybrid_layer_pattern=main, mtp_hybrid_override_pattern=None)
 
 
 def _data_parallel_size(parallel: ModelParallelConfig, world_size: int) -> int | None:

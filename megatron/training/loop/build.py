@@ -172,11 +172,12 @@ def _split_sizes(config: RunConfig) -> tuple[int, int, int]:
 
 def reported_layers(config: RunConfig) -> ReportedLayers:
     """The per-layer values that the stages' reports hold."""
-    pattern = pattern_of(config.model).layers
-    moe = tuple(i for i, symbol in enumerate(pattern) if symbol == MOE)
+    pattern = pattern_of(config.model)
+    blocks = pattern.mtp[:1] if config.model.mtp_use_repeated_layer else pattern.mtp
+    moe = tuple(i for i, symbol in enumerate(pattern.layers + "".join(blocks)) if symbol == MOE)
     name = LOAD_BALANCING_NAMES.get(config.model.moe_router_load_balancing_type)
     balanced = bool(moe) and name is not None and config.model.moe_aux_loss_coeff > 0
-    return ReportedLayers(names=(name,) if balanced else (), layers=moe)
+    return ReportedLayers(names=(name,) if balanced else (), layers=moe, depths=len(pattern.mtp))
 
 
 def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContext) -> TrainStep:

@@ -90,6 +90,7 @@ class Fingerprints:
             consumed_samples=step.consumed_samples,
             lm_loss=step.losses["lm loss"],
             load_balancing_loss=sum(balancing) if balancing else None,
+            mtp_losses=tuple(value for name, value in step.losses.items() if name.startswith("mtp_")),
             grad_norm=step.grad_norm,
             learning_rate=step.learning_rate,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,22 @@ from megatron.core.process_groups.groups import ProcessGroups
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportedLayers:
-    """Which per-layer values every rank expects: the MoE layers' global indices, by the name of the loss."""
+    """What every rank expects in the reports: per-layer losses by name, each of all MoE layers (global indices), and
+    how many depths of multi-token prediction have a loss."""
 
     names: tuple[str, ...]
     layers: tuple[int, ...]
+    depths: int = 0
+
+    @property
+    def first_layer_column(self) -> int:
+        """Numbers of a report before the per-layer ones: sum and tokens of the trunk and of every depth."""
+        return 2 + 2 * self.depths
+
+    @property
+    def width(self) -> int:
+        """Numbers of a report."""
+        return self.first_layer_column + len(self.names) * len(self.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,45 +68,51 @@ def gather_losses(
         owned = torch.where(stage[..., :1] > 0, stage, owned)
     by_rank = all_gather(groups.dp, owned[..., 1])
     shards = by_rank.transpose(0, 1).flatten(0, 1).tolist()
-    loss_sum, tokens = 0.0, 0
+    sums, tokens = [0.0] * (1 + expected.depths), [0] * (1 + expected.depths)
     layer_sums = dict.fromkeys(expected.names, 0.0)
     for shard, microbatches in enumerate(shards):
         for index, values in enumerate(microbatches):
             if check:
                 _require_finite(values[0], shard, index, groups, iteration)
-            loss_sum += values[0]
-            tokens += int(values[1])
+            for depth in range(1 + expected.depths):
+                sums[depth] += values[2 * depth]
+                tokens[depth] += int(values[2 * depth + 1])
             for n, name in enumerate(expected.names):
-                start = 2 + n * len(expected.layers)
+                start = expected.first_layer_column + n * len(expected.layers)
                 layer_sums[name] += sum(values[start : start + len(expected.layers)])
     passes = len(shards) * len(shards[0]) * max(1, len(expected.layers))
-    losses = {"lm loss": loss_sum / max(1, tokens)}
+    losses = {"lm loss": sums[0] / max(1, tokens[0])}
     losses |= {name: total / passes for name, total in layer_sums.items()}
-    return StepLosses(losses=losses, num_tokens=tokens)
+    losses |= {mtp_name(depth): sums[depth] / max(1, tokens[depth]) for depth in range(1, 1 + expected.depths)}
+    return StepLosses(losses=losses, num_tokens=tokens[0])
+
+
+def mtp_name(depth: int) -> str:
+    """Megatron's name of the loss of one depth of multi-token prediction, from 1."""
+    return f"mtp_{depth} loss"
 
 
 def _pack(
     reports: Sequence[Sequence[Sequence[StageReport]]], expected: ReportedLayers, device: torch.device
 ) -> torch.Tensor:
-    """``[pass, micro-batch, 2 + names * layers, 2]`` fp64: (present, value) of loss sum, token count, per-layer
-    values."""
+    """``[pass, micro-batch, width, 2]`` fp64: (present, value) of loss sum and token count of the trunk and of every
+    depth, per-layer values."""
     passes, num_microbatches = len(reports[0]), len(reports[0][0])
-    width = 2 + len(expected.names) * len(expected.layers)
-    packed = torch.zeros(passes * num_microbatches, width, 2, dtype=torch.float64, device=device)
+    packed = torch.zeros(passes * num_microbatches, expected.width, 2, dtype=torch.float64, device=device)
     for chunk in reports:
         for index, report in enumerate(report for one_pass in chunk for report in one_pass):
-            present = [(0, report.loss_sum), (1, report.num_tokens)]
+            present = list(enumerate([report.loss_sum, report.num_tokens, *itertools.chain(*report.depths)]))
             for n, name in enumerate(expected.names):
                 values = report.per_layer.get(name, {})
                 present += [
-                    (2 + n * len(expected.layers) + expected.layers.index(layer), value)
+                    (expected.first_layer_column + n * len(expected.layers) + expected.layers.index(layer), value)
                     for layer, value in values.items()
                 ]
             for column, value in present:
                 if value is not None:
                     packed[index, column, 0] = 1.0
                     packed[index, column, 1] = value.detach().to(torch.float64)
-    return packed.view(passes, num_microbatches, width, 2)
+    return packed.view(passes, num_microbatches, expected.width, 2)
 
 
 def _require_finite(loss_sum: float, shard: int, index: int, groups: ProcessGroups, iteration: int) -> None:

@@ -33,24 +33,48 @@ class HybridLayer(torch.nn.Module):
         return x_SBH + self._dropout(out_SBH, microbatch)
 
 
-class HybridBlock(torch.nn.Module):
-    """The layers of one segment, and behind the model's last one the final norm.
+class LayerStack(torch.nn.Module):
+    """Consecutive layers, one per symbol.
 
-    ``layers`` is keyed by global layer number, so that module paths are the parameters' global names on every stage.
+    ``layers`` is keyed from ``first_key`` on, so that module paths are the parameters' global names on every stage;
+    noise and reports call the same layers ``first_layer``, ...
     """
+
+    def __init__(
+        self,
+        name: str,
+        symbols: str,
+        config: TransformerConfig,
+        context: ModelContext,
+        spec: HybridStackSpec,
+        *,
+        first_key: int,
+        first_layer: int,
+    ) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleDict()
+        for offset, symbol in enumerate(symbols):
+            key = str(first_key + offset)
+            self.layers[key] = HybridLayer(f"{name}.layers.{key}", first_layer + offset, spec[symbol], config, context)
+
+    def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
+        """The residual stream behind the layers."""
+        for layer in self.layers.values():
+            x_SBH = layer(x_SBH, microbatch, report)
+        return x_SBH
+
+
+class HybridBlock(LayerStack):
+    """The layers of one segment, and behind the model's last one the final norm."""
 
     def __init__(
         self, segment: Segment, config: TransformerConfig, context: ModelContext, spec: HybridStackSpec
     ) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleDict()
-        for offset, symbol in enumerate(segment.symbols):
-            layer = segment.first_layer + offset
-            self.layers[str(layer)] = HybridLayer(f"decoder.layers.{layer}", layer, spec[symbol], config, context)
+        first = segment.first_layer
+        super().__init__("decoder", segment.symbols, config, context, spec, first_key=first, first_layer=first)
         self.final_norm = Norm("decoder.final_norm", config, context) if segment.is_last else None
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The residual stream behind the segment; normalised, in the activation type, on the last one."""
-        for layer in self.layers.values():
-            x_SBH = layer(x_SBH, microbatch, report)
+        x_SBH = super().forward(x_SBH, microbatch, report)
         return x_SBH if self.final_norm is None else self.final_norm(x_SBH)

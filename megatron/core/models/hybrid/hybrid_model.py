@@ -18,32 +18,22 @@ from megatron.core.models.hybrid.hybrid_layer_allocation import (
     parse_pattern,
 )
 from megatron.core.models.hybrid.hybrid_layer_specs import HybridStackSpec, hybrid_stack_spec
-from megatron.core.tensor_parallel.column import ColumnParallelLinear
+from megatron.core.models.hybrid.hybrid_loss import ahead, masked_sum, mean_of, with_weight
+from megatron.core.models.hybrid.hybrid_mtp import MultiTokenPrediction
+from megatron.core.tensor_parallel.column import ColumnParallelLinear, project_columns
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from megatron.core.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.core.transformer.moe.router import TopKRouter
-
-
-def masked_loss(
-    token_loss_SB: torch.Tensor, loss_mask_BS: torch.Tensor, microbatch: Microbatch, report: StageReport
-) -> torch.Tensor:
-    """Sum of unmasked token losses / their number / number of micro-batches; 0 where every token is masked.
-
-    Sum and number go into the report. The sum is torch's fp32 sum over a micro-batch's tokens, whose order depends on
-    their number and the device alone.
-    """
-    mask_SB = loss_mask_BS.t()
-    loss_sum = (token_loss_SB * mask_SB).sum()
-    num_tokens = mask_SB.to(torch.int64).sum()
-    report.loss_sum, report.num_tokens = loss_sum.detach(), num_tokens
-    return loss_sum / num_tokens.clamp(min=1).to(torch.float32) / microbatch.num_microbatches
 
 
 class HybridChunk(torch.nn.Module):
     """One chunk; implements ``contracts.stage.Stage``.
 
-    The first one holds the embedding, the last one the final norm and the output layer. Between chunks travels the
-    residual stream: ``[S, B, H]``, under sequence parallelism this rank's ``[S / TP, B, H]``.
+    The first one holds the embedding, the last one the final norm, the output layer and the blocks that predict further
+    tokens; where these read the token embeddings, or share their weight, it holds the table too (``words`` is the one
+    that the first chunk of the same rank made). Between chunks travels the residual stream: ``[S, B, H]``, under
+    sequence parallelism this rank's ``[S / TP, B, H]``.
     """
 
     def __init__(
@@ -53,11 +43,17 @@ class HybridChunk(torch.nn.Module):
         context: ModelContext,
         vocab_size: int,
         spec: HybridStackSpec,
+        *,
+        mtp_symbols: str = "",
+        words: VocabParallelEmbedding | None = None,
     ) -> None:
         super().__init__()
         self.config, self.context, self.vocab_size, self.segment = config, context, vocab_size, segment
         self.is_first, self.is_last = segment.is_first, segment.is_last
-        self.embedding = HybridEmbedding("embedding", config, context) if segment.is_first else None
+        looks_up = segment.is_first or (segment.is_last and config.embeds_on_last_stage)
+        self.embedding = (
+            HybridEmbedding("embedding", config, context, positions=segment.is_first, words=words) if looks_up else None
+        )
         self.decoder = HybridBlock(segment, config, context, spec)
         self.output_layer = (
             ColumnParallelLinear(
@@ -67,7 +63,12 @@ class HybridChunk(torch.nn.Module):
                 context,
                 init_std=config.init_method_std,
             )
-            if segment.is_last
+            if segment.is_last and config.untie_embeddings_and_output_weights
+            else None
+        )
+        self.mtp = (
+            MultiTokenPrediction("mtp", mtp_symbols, config, context, spec)
+            if segment.is_last and config.prediction_depths
             else None
         )
 
@@ -76,17 +77,46 @@ class HybridChunk(torch.nn.Module):
     ) -> tuple[torch.Tensor, StageReport]:
         """As ``Stage.forward``."""
         report = StageReport()
-        x_SBH = self.embedding(batch, microbatch) if self.embedding is not None else activation.view_as(activation)
+        microbatch = with_weight(microbatch, batch, self.config.calculate_per_token_loss)
+        x_SBH = self.embedding(batch, microbatch) if self.is_first else activation.view_as(activation)
         x_SBH = self.decoder(x_SBH, microbatch, report)
+        out = self._loss(x_SBH, batch, microbatch, report) if self.is_last else x_SBH
         self._complete(report)
-        if self.output_layer is None:
-            return x_SBH, report
-        logits_SBV = self.output_layer(x_SBH)
+        return out, report
+
+    def _token_sums(self, x_SBH: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(sum of unmasked token losses, their number) of the output layer over ``x_SBH``."""
+        if self.output_layer is not None:
+            logits_SBV = self.output_layer(x_SBH)
+        else:
+            logits_SBV = project_columns(x_SBH, self.embedding.word_embeddings.weight, self.context, "last")
         labels_SB = batch.labels_BS.t()
         token_loss_T = vocab_parallel_cross_entropy(
             logits_SBV.flatten(0, 1), labels_SB.reshape(-1), self.vocab_size, self.context
         )
-        return masked_loss(token_loss_T.view(labels_SB.shape), batch.loss_mask_BS, microbatch, report), report
+        return masked_sum(token_loss_T.view(labels_SB.shape), batch.loss_mask_BS)
+
+    def _loss(self, x_SBH: torch.Tensor, batch: Batch, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
+        """The scalar to differentiate; sums and numbers of tokens go into the report.
+
+        Autograd takes up first what was made last, so a weight that trunk and depths share gets the gradient of the
+        last depth first and the trunk's last, at every pipeline size.
+        """
+        loss_sum, num_tokens = self._token_sums(x_SBH, batch)
+        report.loss_sum, report.num_tokens = loss_sum.detach(), num_tokens
+        per_token = self.config.calculate_per_token_loss
+        loss = loss_sum if per_token else mean_of(loss_sum, num_tokens) / microbatch.num_microbatches
+        if self.mtp is None or not microbatch.training:
+            return loss
+        scale = self.config.mtp_loss_scaling_factor / self.mtp.depths
+        for depth in range(1, self.mtp.depths + 1):
+            further = ahead(batch, depth)
+            ahead_SBH = self.embedding.look_ahead(further.tokens_BS, depth, microbatch)
+            x_SBH = self.mtp(x_SBH, ahead_SBH, depth, microbatch, report)
+            loss_sum, num_tokens = self._token_sums(x_SBH, further)
+            report.depths.append((loss_sum.detach(), num_tokens))
+            loss = loss + mean_of(loss_sum, num_tokens) * scale * microbatch.weight
+        return loss
 
     def _complete(self, report: StageReport) -> None:
         """Under sequence parallelism a rank's per-layer values cover its own positions: add the ranks' values up, all
@@ -132,11 +162,21 @@ def build_hybrid_chunks(
 
     Raises:
         ConfigError: the pattern cannot be parsed or cut into this many stages.
-        ValueError: the shape does not fit the layout, or asks for tied weights or multi-token prediction, which are not
-            built yet; a command line is refused for the same reasons earlier, with the flags to change.
+        ValueError: the shape does not fit the layout, or the depths of multi-token prediction are not those of the
+            pattern; a command line is refused for the same reasons earlier, with the flags to change.
     """
     pattern, pp = parse_pattern(config.hybrid_layer_pattern), context.groups.pp
-    if pattern.mtp or not config.untie_embeddings_and_output_weights:
-        raise ValueError("multi-token prediction and tied embedding and output weights are not built yet")
-    segments = assign_segments(pattern, pp.size)
-    return [HybridChunk(s, config, context, vocab_size, spec) for s in segments if s.pp_rank == pp.rank]
+    if len(pattern.mtp) != config.prediction_depths:
+        raise ValueError(
+            f"{config.prediction_depths} prediction depths, the pattern has {len(pattern.mtp)} parts for them"
+        )
+    mtp_symbols = pattern.mtp[0] if pattern.mtp else ""
+    chunks: list[HybridChunk] = []
+    for segment in assign_segments(pattern, pp.size):
+        if segment.pp_rank != pp.rank:
+            continue
+        # With one pipeline rank both ends are here, and use one table.
+        first = chunks[0].embedding if chunks and chunks[0].is_first else None
+        words = first.word_embeddings if first is not None and segment.is_last and config.embeds_on_last_stage else None
+        chunks.append(HybridChunk(segment, config, context, vocab_size, spec, mtp_symbols=mtp_symbols, words=words))
+    return chunks

@@ -24,13 +24,13 @@ class _AttachLoss(torch.autograd.Function):
     """Identity on ``x`` that also differentiates ``loss``, with weight ``scale``."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
-        ctx.scale, ctx.device, ctx.dtype = scale, loss.device, loss.dtype
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
+        ctx.scale, ctx.one = scale, torch.ones_like(loss)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=ctx.device), None
+        return grad, ctx.one * ctx.scale, None
 
 
 def count_choices(ids_Tk: torch.Tensor, num_experts: int) -> torch.Tensor:
@@ -75,5 +75,6 @@ class LoadBalancer:
         return (p_BE * count_BE.to(torch.float32)).sum() * factor
 
     def attach(self, weight_Tk: torch.Tensor, loss: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
-        """``weight_Tk`` unchanged; backward also differentiates coefficient * loss / number of micro-batches."""
-        return _AttachLoss.apply(weight_Tk, loss, self.coefficient / microbatch.num_microbatches)
+        """``weight_Tk`` unchanged; backward also differentiates coefficient * loss, with the weight that a mean over
+        this micro-batch has."""
+        return _AttachLoss.apply(weight_Tk, loss, microbatch.weight * (self.coefficient / microbatch.applications))

@@ -118,6 +118,6 @@ class TopKRouter(torch.nn.Module):
             self.token_counts_E += count_E
         if microbatch.training and self.balancer.active:
             loss = self.balancer.loss(logits_TE, score_TE, x_SBH.shape[1])
-            report.add_layer_value("load_balancing_loss", self.layer, loss.detach())
+            report.add_layer_value("load_balancing_loss", self.layer, loss.detach() / microbatch.applications)
             weight_Tk = self.balancer.attach(weight_Tk, loss, microbatch)
         return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E)

@@ -50,7 +50,7 @@ def test_flag_given_twice_warns_once():
         ("--use-checkpoint-args", "settings come from the command line"),
         ("--load-main-params-from-ckpt", "change: --no-load-optim"),
         ("--non-persistent-save-interval 5", "one node"),
-        ("--mtp-num-layers 2", "multi-token prediction is not built yet"),
+        ("--mtp-detach-heads", "its gradient reaches the trunk"),
         ("--recompute-granularity full", "recomputing or moving activations is not built yet"),
         ("--fp8-format hybrid", "FP8"),
         ("--context-parallel-size 2", "needed: 1, the only value taken"),
@@ -67,7 +67,6 @@ def test_flag_given_twice_warns_once():
         ("--inprocess-max-iterations 3", "restarts"),
         ("--rampup-batch-size 16 16 5000", "the global batch size is one"),
         ("--grad-reduce-in-bf16", "not built yet"),
-        ("--calculate-per-token-loss", "not built yet"),
         ("--window-size 128,0", "not built yet"),
     ],
 )

@@ -30,6 +30,7 @@ MAY_BE_NONE = {
     "moe_router_topk_scaling_factor",
     "moe_input_jitter_eps",
     "moe_shared_expert_intermediate_size",
+    "mtp_hybrid_override_pattern",
     "ddp_num_buckets",
     "distributed_backend",
     "dry_run_world_size",
@@ -102,6 +103,19 @@ def test_pattern_gives_the_number_of_layers_and_a_contradiction_is_said():
     assert filled.model.num_layers == 4
     assert resolution_notes(config, filled) == ["--num-layers 9 has no effect: the pattern has 4 layers"]
     assert resolution_notes(given(), resolve(given(), 1)) == []
+
+
+def test_depths_come_from_the_pattern_and_a_contradiction_is_said():
+    config = given("--hybrid-layer-pattern", "M*/E/E", "--mtp-num-layers", "1")
+    filled = resolve(config, 1)
+    assert (filled.model.mtp_num_layers, filled.model.num_layers) == (2, 2)
+    assert resolution_notes(config, filled) == ["--mtp-num-layers 1 has no effect: the pattern has 2 / parts"]
+    assert resolve(given(), 1).model.mtp_num_layers == 0
+
+
+def test_older_spelling_of_depths_is_the_same_recipe():
+    older = given("--hybrid-layer-pattern", "M*", "--mtp-hybrid-override-pattern", "E", "--mtp-num-layers", "2")
+    assert resolve(older, 1) == resolve(given("--hybrid-layer-pattern", "M*/E/E"), 1)
 
 
 def test_pattern_that_cannot_be_parsed_is_none():

@@ -46,6 +46,7 @@ SP = "--sequence-parallel"
         ("--logical-data-parallel-size 4", 2),
         ("--logical-data-parallel-size 6 --expert-model-parallel-size 2", 2),
         ("--position-embedding-type rope --rotary-percent 0.5", 1),
+        ("--position-embedding-type none --hybrid-layer-pattern ME/*E/*E --mtp-use-repeated-layer", 1),
         ("--hybrid-layer-pattern M-*E --max-position-embeddings 64 --bf16", 1),
     ],
 )
@@ -80,7 +81,8 @@ def test_what_fits_is_accepted(flags: str, world_size: int):
         ("--pipeline-model-parallel-size 2 --hybrid-layer-pattern M|-|E", 2, "the pattern has 3 segments"),
         ("--hybrid-layer-pattern MX", 1, "with 'X' as character 2"),
         ("--hybrid-layer-pattern MG", 1, "Gated DeltaNet"),
-        ("--hybrid-layer-pattern ME/*E", 1, "multi-token prediction is not built yet"),
+        ("--hybrid-layer-pattern ME/*E", 1, "rope or none: the tokens ahead have no learned positions"),
+        ("--hybrid-layer-pattern ME --mtp-num-layers 1", 1, "the layers of each depth: one / part per depth"),
         ("--global-batch-size 6 --micro-batch-size 2", 2, "a multiple of 2 * 2 = 4"),
         ("--logical-data-parallel-size 3", 2, "data-parallel ranks that divide 3 (1, 3), or a multiple of 2 logical"),
         (
@@ -135,19 +137,10 @@ def test_experts_with_biases(flags: str, expected: str):
     assert expected in str(problem)
 
 
-def test_tied_embeddings_are_refused_with_the_way_out():
-    config = given()
-    tied = dataclasses.replace(
-        config, model=dataclasses.replace(config.model, untie_embeddings_and_output_weights=False)
-    )
-    (problem,) = config_problems(tied, 1)
-    assert problem.change == "add --untie-embeddings-and-output-weights"
-
-
 def test_empty_command_line_names_everything_that_is_missing():
     found = "\n".join(map(str, config_problems(RunConfig(), 1)))
     for flag in ("--hybrid-layer-pattern", "--hidden-size", "--seq-length", "--micro-batch-size", "--lr",
-                 "--train-iters", "--tokenizer-type", "--untie-embeddings-and-output-weights"):  # fmt: skip
+                 "--train-iters", "--tokenizer-type"):  # fmt: skip
         assert flag in found
 
 

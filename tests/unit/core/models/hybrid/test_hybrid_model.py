@@ -225,7 +225,6 @@ def test_evaluation_has_no_noise_and_counts_nothing() -> None:
     assert not any(router.token_counts_E.any() for router in noisy.balanced_routers())
 
 
-@pytest.mark.parametrize("changes", [{"untie_embeddings_and_output_weights": False}, {"hybrid_layer_pattern": "M/*E"}])
-def test_what_is_not_built_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not built yet"):
-        _chunks(**changes)
+def test_depths_that_are_not_the_patterns_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 prediction depths, the pattern has 1 parts"):
+        _chunks(hybrid_layer_pattern="M/*E", mtp_num_layers=2)
