@@ -89,6 +89,23 @@ def _torch_distributed(source: Source) -> Iterator[Hit]:
             )
 
 
+_REDUCTIONS = frozenset(
+    {"all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"}
+)
+
+
+def _backend_sum(source: Source) -> Iterator[Hit]:
+    wrong = "leaves a sum to the backend, in an order nobody states: FloatSums adds floats, sum_integers integers"
+    for node in ast.walk(source.tree):
+        of_torch = isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("dist", "torch.distributed")
+        if of_torch and node.attr in _REDUCTIONS:
+            yield node.lineno, f"{node.attr} {wrong}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+            for alias in node.names:
+                if alias.name in _REDUCTIONS:
+                    yield node.lineno, f"{alias.name} {wrong}"
+
+
 def _kernel_packages(source: Source) -> Iterator[Hit]:
     for node in ast.walk(source.tree):
         for name in _imported(node):
@@ -190,6 +207,16 @@ BOUNDARIES = (
             "megatron/training/setup/": "starts and ends the process group",
         },
         planted="from torch import distributed\n",
+    ),
+    Rule(
+        name="backend-sum",
+        check=_backend_sum,
+        allowed={
+            "megatron/core/process_groups/ordered_reduce.py": "the baseline that the cost of order is measured against",
+            "megatron/core/process_groups/collectives.py": "integers, minimum and maximum, which have no order",
+        },
+        planted="import torch.distributed as dist\n\n\ndef f(x):\n    dist.all_reduce(x)\n",
+        planted_at="megatron/core/process_groups/planted.py",
     ),
     Rule(
         name="kernel-packages",

@@ -31,6 +31,7 @@ def test_rule_sees_the_planted_breach(rule: Rule) -> None:
         ("positional-parameters", "megatron/a.py", "@triton.jit\ndef k(a, b, c, d, e, f, g): ...\n"),
         ("annotations", "megatron/a.py", "class F(Function):\n    @staticmethod\n    def forward(ctx, x): ...\n"),
         ("late-import", "tools/progress.py", "def f():\n    import rich.progress\n"),
+        ("backend-sum", "megatron/core/optimizer/x.py", "def f(sums, group, x):\n    sums.all_reduce(group, x)\n"),
         ("timed-or-atomic", "megatron/core/ops/x/fast.py", "import triton\n\nf = triton.autotune\n"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from tests.determinism.trajectories import NOISY, Seen, trajectories
 from tests.support.ranks import run_ranks
 
-STEPS = 3
+STEPS = 2
 PIPELINE = "--pipeline-model-parallel-size 2"
 DISTRIBUTED = "--use-distributed-optimizer"
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1"

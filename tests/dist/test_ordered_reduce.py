@@ -8,6 +8,8 @@ import torch
 from megatron.core.digest.bits import same_bits
 from megatron.core.ops.blocked_fold.reference import blocked_fold
 from megatron.core.process_groups.collectives import all_to_all_rows, exchange, sum_integers
+from megatron.core.process_groups.groups import Placement, create_process_groups
+from megatron.core.process_groups.topology import plan_topology
 from tests.support.ranks import groups_for_test, ordered_sums, run_ranks
 
 
@@ -44,6 +46,41 @@ def test_sums_follow_the_stated_order(world: int, block: int, dtype: torch.dtype
 def test_another_order_gives_other_bits() -> None:
     slots = torch.stack([_contribution(r, 4096, torch.float32) for r in range(3)])
     assert not same_bits(blocked_fold(slots, 3), blocked_fold(slots.flip(0), 3))
+
+
+def _two_stages(nodes: list[int], block: int, passes: int) -> tuple[bool, torch.Tensor]:
+    """Whether the group has blocks, and this rank's part of a sum over ``passes`` members per rank."""
+    world = len(nodes)
+    placement = Placement(nodes=tuple(nodes), block=block, expert_block=1)
+    groups = create_process_groups(plan_topology(world=world), torch.device("cpu"), placement)
+    sums, group = ordered_sums(), groups.dp
+    running = sums.start_fold(group, world * passes, block)
+    for number in range(passes):
+        mine = _contribution(number * world + group.rank, 12 * 64, torch.float32)
+        sums.reduce_scatter_part(group, mine, running)
+    return group.blocks is not None, running.result()
+
+
+def _two_stages_of_all(cases: list[tuple[list[int], int, int]]) -> list[tuple[bool, torch.Tensor]]:
+    return [_two_stages(*case) for case in cases]
+
+
+def test_inside_machines_first_has_the_bits_of_one_stage() -> None:
+    """Pretend machines: whether and how blocks fit them decides how terms travel, never what is added in which
+    order."""
+    cases = [
+        ([0, 0, 1, 1, 2, 2], 2, 1),
+        ([0, 0, 1, 1, 2, 2], 2, 3),
+        ([0, 0, 0, 1, 1, 1], 3, 2),
+        ([0, 1, 0, 1, 0, 1], 2, 3),
+        ([0, 0, 1, 1, 2, 2], 3, 2),
+    ]
+    seen = run_ranks(6, _two_stages_of_all, cases)
+    for number, (nodes, block, passes) in enumerate(cases):
+        slots = torch.stack([_contribution(v, 12 * 64, torch.float32) for v in range(6 * passes)])
+        got = torch.cat([of_rank[number][1] for of_rank in seen])
+        assert same_bits(got, blocked_fold(slots, block)), (nodes, block)
+    assert [two_stages for two_stages, _ in seen[0]] == [True, True, True, False, False]
 
 
 def _other_collectives() -> tuple[list[float], int, float]:

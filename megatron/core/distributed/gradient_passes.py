@@ -81,8 +81,8 @@ class GradientPasses:
     def _start_fold(self, buffer: ParamAndGradBuffer) -> RunningFold:
         layout = self._layout
         if buffer.plan.key.expert:
-            return self._sums.start_fold(layout.expert_groups, layout.expert_block)
-        return self._sums.start_fold(layout.ldp, layout.block)
+            return self._sums.start_fold(buffer.group, layout.expert_groups, layout.expert_block)
+        return self._sums.start_fold(buffer.group, layout.ldp, layout.block)
 
 
 def _check_nothing_is_lost(buffer: ParamAndGradBuffer) -> None:

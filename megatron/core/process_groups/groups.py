@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
 
-from megatron.core.process_groups.topology import AXES, Coordinates, Topology
+from megatron.core.process_groups.topology import AXES, Coordinates, Topology, plan_blocks
 from megatron.core.trace.probe import Probe
 
 
@@ -17,13 +17,15 @@ class Group:
     """One group of ranks along an axis.
 
     ``ranks`` are global ranks in axis order, ``rank`` is this process's position among them. ``handle`` is ``None``
-    for a group of one, which never communicates. ``probe`` is told of every collective, where there is one.
+    for a group of one, which never communicates. ``blocks`` is set where the members are spread over machines so that
+    a fold in blocks is made inside machines first. ``probe`` is told of every collective, where there is one.
     """
 
     axis: str
     ranks: tuple[int, ...]
     rank: int
     handle: dist.ProcessGroup | None
+    blocks: BlockGroups | None = None
     probe: Probe | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -40,6 +42,27 @@ class Group:
     def is_last(self) -> bool:
         """True on the last member."""
         return self.rank == self.size - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockGroups:
+    """A group cut into blocks of consecutive members: this member's block, and those in its place in every block."""
+
+    inside: Group
+    across: Group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where ranks live and which blocks gradients are summed in; neither changes a bit.
+
+    ``nodes`` is one number per global rank, equal for ranks of one machine; ``block`` and ``expert_block`` are those of
+    the logical layout.
+    """
+
+    nodes: tuple[int, ...]
+    block: int
+    expert_block: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +88,12 @@ class ProcessGroups:
     device: torch.device
 
 
-def create_process_groups(topology: Topology, device: torch.device) -> ProcessGroups:
+def create_process_groups(
+    topology: Topology, device: torch.device, placement: Placement | None = None
+) -> ProcessGroups:
     """Create all groups. Call it on every rank after ``torch.distributed`` is initialised (not needed for a world of
-    one rank).
+    one rank). With ``placement`` sums over data-parallel ranks of several machines are made inside machines first
+    where their blocks allow it.
 
     Raises:
         RuntimeError: the number of running processes is not ``topology.world``.
@@ -76,7 +102,23 @@ def create_process_groups(topology: Topology, device: torch.device) -> ProcessGr
     if world != topology.world:
         raise RuntimeError(f"{world} processes are running, the layout needs {topology.world}")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    return _groups(topology, rank, device, dist.group.WORLD if world > 1 else None, dist.new_group)
+    groups = _groups(topology, rank, device, dist.group.WORLD if world > 1 else None, dist.new_group)
+    if placement is None:
+        return groups
+    return replace(
+        groups,
+        dp=_with_blocks(groups.dp, topology, rank, placement.nodes, placement.block),
+        edp=_with_blocks(groups.edp, topology, rank, placement.nodes, placement.expert_block),
+    )
+
+
+def gather_nodes(host: str) -> tuple[int, ...]:
+    """One number per global rank, equal for ranks that give the same ``host``; collective."""
+    if not dist.is_initialized():
+        return (0,)
+    hosts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, host)
+    return tuple(hosts.index(name) for name in hosts)
 
 
 def plan_process_groups(topology: Topology, rank: int, device: torch.device) -> ProcessGroups:
@@ -92,12 +134,8 @@ def _groups(
     create: Callable[[list[int]], dist.ProcessGroup | None],
 ) -> ProcessGroups:
     """The groups that ``rank`` is a member of; ``create`` is called for every group of several ranks, in one order."""
-    mine: dict[str, Group] = {}
-    for axis in AXES:
-        for ranks in topology.group_lists(axis):
-            handle = create(ranks) if len(ranks) > 1 else None
-            if rank in ranks:
-                mine[axis] = Group(axis=axis, ranks=tuple(ranks), rank=ranks.index(rank), handle=handle)
+    found = {axis: _group_of(rank, axis, topology.group_lists(axis), create) for axis in AXES}
+    mine = {axis: group for axis, group in found.items() if group is not None}
     return ProcessGroups(
         topology=topology,
         at=topology.coordinates(rank),
@@ -106,3 +144,35 @@ def _groups(
         embedding=mine.pop("embedding", None),
         **mine,
     )
+
+
+def _group_of(
+    rank: int,
+    axis: str,
+    lists: Iterable[list[int]],
+    create: Callable[[list[int]], dist.ProcessGroup | None],
+) -> Group | None:
+    """Create the group of every list; the one that holds ``rank``, if any."""
+    mine = None
+    for ranks in lists:
+        handle = create(ranks) if len(ranks) > 1 else None
+        if rank in ranks:
+            mine = Group(axis=axis, ranks=tuple(ranks), rank=ranks.index(rank), handle=handle)
+    return mine
+
+
+def _with_blocks(group: Group, topology: Topology, rank: int, nodes: Sequence[int], block: int) -> Group:
+    """The group with its blocks, where it has any; every rank goes through all groups of the axis, because all ranks
+    create all groups."""
+    blocks = None
+    for ranks in topology.group_lists(group.axis):
+        grid = plan_blocks([nodes[member] for member in ranks], block)
+        if grid is None:
+            continue
+        inside, across = (
+            _group_of(rank, group.axis, [[ranks[i] for i in members] for members in cut], dist.new_group)
+            for cut in (grid.inside, grid.across)
+        )
+        if inside is not None and across is not None:
+            blocks = BlockGroups(inside=inside, across=across)
+    return replace(group, blocks=blocks)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.core.process_groups.collectives import all_gather, all_to_all
-from megatron.core.process_groups.groups import Group
+from megatron.core.process_groups.groups import BlockGroups, Group
 from megatron.core.process_groups.running_fold import Fold, RunningFold
 
 _SMALL_BYTES = 1 << 15
@@ -32,7 +32,7 @@ class FloatSums(Protocol):
         """
         ...
 
-    def start_fold(self, members: int, block: int) -> RunningFold:
+    def start_fold(self, group: Group, members: int, block: int) -> RunningFold:
         """A sum over ``members`` logical members, of which each call of ``reduce_scatter_part`` brings one per rank."""
         ...
 
@@ -58,18 +58,32 @@ class OrderedSums:
 
     def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
         """As ``FloatSums.reduce_scatter``."""
-        running = self.start_fold(group.size, block or group.size)
+        running = self.start_fold(group, group.size, block or group.size)
         self.reduce_scatter_part(group, flat, running)
         return running.result()
 
-    def start_fold(self, members: int, block: int) -> RunningFold:
+    def start_fold(self, group: Group, members: int, block: int) -> RunningFold:
         """As ``FloatSums.start_fold``."""
         return RunningFold(members, block, self._fold)
 
     def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
-        """As ``FloatSums.reduce_scatter_part``."""
+        """As ``FloatSums.reduce_scatter_part``; in two stages where the group has blocks and the sum has the same."""
         slots = flat.view(group.size, -1)
-        running.add(all_to_all(group, slots) if group.size > 1 else slots)
+        if group.blocks is not None and group.blocks.inside.size == running.block:
+            running.add_blocks(self._sums_of_blocks(group.blocks, slots))
+        else:
+            running.add(all_to_all(group, slots) if group.size > 1 else slots)
+
+    def _sums_of_blocks(self, blocks: BlockGroups, slots: torch.Tensor) -> torch.Tensor:
+        """Every block's sum of this member's piece, in block order.
+
+        Member i of each block first sums, over its block, the pieces of all members that have place i in theirs; then
+        those members exchange what belongs to each.
+        """
+        inside, across = blocks.inside, blocks.across
+        by_place = slots.view(across.size, inside.size, -1).transpose(0, 1).reshape(inside.size, -1)
+        mine = self._fold(all_to_all(inside, by_place), inside.size)
+        return all_to_all(across, mine.view(across.size, -1))
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``. Short tensors travel whole and are folded everywhere; same order, same bits."""
@@ -109,13 +123,14 @@ class NativeSums:
         dist.reduce_scatter_tensor(out, flat.contiguous(), group=group.handle)
         return out
 
-    def start_fold(self, members: int, block: int) -> RunningFold:
-        """As ``FloatSums.start_fold``; ``block`` has no meaning here."""
-        return RunningFold(members, 1, _plain_sum)
+    def start_fold(self, group: Group, members: int, block: int) -> RunningFold:
+        """As ``FloatSums.start_fold``; every part is one term, and ``block`` has no meaning here."""
+        parts = members // group.size
+        return RunningFold(parts, parts, _plain_sum)
 
     def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
         """As ``FloatSums.reduce_scatter_part``, in the order of the parts only."""
-        running.add_sum(self.reduce_scatter(group, flat), group.size)
+        running.add(self.reduce_scatter(group, flat).unsqueeze(0))
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``, except that the backend may round in between."""

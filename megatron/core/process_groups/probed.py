@@ -37,9 +37,9 @@ class ProbedSums:
         """As ``FloatSums.reduce_scatter``."""
         return self._told("reduce_scatter", group, flat, lambda: self._sums.reduce_scatter(group, flat, block))
 
-    def start_fold(self, members: int, block: int) -> RunningFold:
+    def start_fold(self, group: Group, members: int, block: int) -> RunningFold:
         """As ``FloatSums.start_fold``."""
-        return self._sums.start_fold(members, block)
+        return self._sums.start_fold(group, members, block)
 
     def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
         """As ``FloatSums.reduce_scatter_part``; what it adds to is shown by whoever takes the result."""

@@ -51,12 +51,22 @@ class RunningFold:
             if self.arrived % self.block == 0 or self.arrived == self.members:
                 self._close_block()
 
-    def add_sum(self, total: torch.Tensor, members: int) -> None:
-        """The sum of the next ``members`` members, made elsewhere: whole blocks, or where order is not promised."""
-        self._expect(members)
-        self.arrived += members
-        self._open = total
-        self._close_block()
+    def add_blocks(self, sums: torch.Tensor) -> None:
+        """The sums of the next whole blocks, one per row, each made as a block's sum is made here.
+
+        Raises:
+            ValueError: a block is open, or these are more than are missing.
+        """
+        rows = sums.shape[0]
+        if self._open is not None:
+            raise ValueError(f"whole blocks after {self.arrived} members in blocks of {self.block}")
+        self._expect(rows * self.block)
+        self.arrived += rows * self.block
+        if self._total is None:
+            self._total = self._fold(sums, rows)
+        else:
+            for row in sums:
+                self._total.add_(row)
 
     def result(self) -> torch.Tensor:
         """The sum.

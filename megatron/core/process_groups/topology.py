@@ -7,6 +7,7 @@ then expert-data-parallel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.core.config.errors import ConfigError, Problem
@@ -109,6 +110,32 @@ class Topology:
             key = tuple(getattr(at, name) for name in names if name not in varying)
             groups.setdefault(key, []).append(rank)
         return sorted(groups.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockGrid:
+    """The members of one group as a grid: ``inside`` are the blocks of consecutive members, ``across`` the members
+    that have the same place in every block; positions in the group, in fold order."""
+
+    inside: tuple[tuple[int, ...], ...]
+    across: tuple[tuple[int, ...], ...]
+
+
+def plan_blocks(nodes: Sequence[int], block: int) -> BlockGrid | None:
+    """How a fold over members that live on ``nodes`` (one per member, in fold order) is made in two stages: inside
+    blocks of ``block`` members, then between the blocks. The additions and their order are those of the fold in one
+    stage; what crosses nodes is one sum per block instead of one term per member.
+
+    ``None`` where one stage is as good or the only one: a single node, a single block, blocks of one, blocks that
+    reach over nodes, or a block that does not divide the members.
+    """
+    size = len(nodes)
+    if not 1 < block < size or size % block or len(set(nodes)) == 1:
+        return None
+    inside = tuple(tuple(range(start, start + block)) for start in range(0, size, block))
+    if any(len({nodes[member] for member in members}) > 1 for members in inside):
+        return None
+    return BlockGrid(inside=inside, across=tuple(zip(*inside, strict=True)))
 
 
 AXES = ("tp", "dp", "pp", "ep", "etp", "edp", "expert", "tp_dp", "embedding")

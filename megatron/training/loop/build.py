@@ -18,7 +18,7 @@ from megatron.core.ops.registry import OpTable, build_table
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import plan_schedule
 from megatron.core.process_groups.collectives import barrier
-from megatron.core.process_groups.groups import ProcessGroups, create_process_groups
+from megatron.core.process_groups.groups import Placement, ProcessGroups, create_process_groups, gather_nodes
 from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, OrderedSums
 from megatron.core.process_groups.topology import LogicalLayout
 from megatron.core.tensor_parallel.context import ModelContext
@@ -39,7 +39,7 @@ from megatron.training.loop.step import StepShape, TrainStep
 from megatron.training.loop.tracing import Tracing
 from megatron.training.setup.determinism import pin_arithmetic
 from megatron.training.setup.distributed import pick_device, start_process_group
-from megatron.training.setup.environment import Launch
+from megatron.training.setup.environment import Launch, host_name
 from megatron.training.setup.seeds import seed_generators
 
 LOAD_BALANCING_NAMES = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
@@ -101,7 +101,9 @@ def build_run(config: RunConfig, launch: Launch) -> Run:
     device = pick_device(asked.distributed_backend, launch)
     ops = build_table(ALL_OPS, config.numerics, device, params_dtype(config))
     backend = start_process_group(launch, asked.distributed_backend, device, asked.distributed_timeout_minutes)
-    groups = create_process_groups(topology_of(config, launch.world_size), device)
+    layout = logical_layout(config)
+    placement = Placement(nodes=gather_nodes(host_name()), block=layout.block, expert_block=layout.expert_block)
+    groups = create_process_groups(topology_of(config, launch.world_size), device, placement)
     return assemble_run(config, tokenizer, ops, groups, launch, backend if launch.world_size > 1 else "none")
 
 

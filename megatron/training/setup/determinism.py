@@ -9,6 +9,7 @@ import torch
 
 from megatron.core.config.numerics import NumericsConfig
 from megatron.core.ops.registry import Guarantee
+from megatron.core.process_groups.float_sum_guard import refuse_float_sums
 
 
 def pin_arithmetic(numerics: NumericsConfig) -> None:
@@ -18,7 +19,9 @@ def pin_arithmetic(numerics: NumericsConfig) -> None:
     * no search for fast convolutions by timing;
     * fp32 products in fp32 (no TF32), bf16 products summed in fp32;
     * one BLAS library, not a choice per shape;
-    * one thread per operation on the CPU: the cut of a sum over threads would follow the number of cores.
+    * one thread per operation on the CPU: the cut of a sum over threads would follow the number of cores;
+    * sums over ranks of floating-point numbers by ``ordered_reduce`` alone: a backend asked for one raises (not where
+      the fastest of everything was asked for, which sums that way).
 
     Filling uninitialised memory is switched off: it costs a pass over every buffer and no result here reads one.
     """
@@ -35,6 +38,8 @@ def pin_arithmetic(numerics: NumericsConfig) -> None:
     if torch.cuda.is_available():
         torch.backends.cuda.preferred_blas_library("cublas")
     torch.set_num_threads(1)
+    if numerics.op_variants != "fastest":
+        refuse_float_sums()
 
 
 def switches() -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron.core.config.errors import ConfigError
-from megatron.core.process_groups.topology import AXES, LogicalLayout, default_block, plan_topology
+from megatron.core.process_groups.topology import AXES, LogicalLayout, default_block, plan_blocks, plan_topology
 
 
 def test_groups_of_a_small_world():
@@ -55,3 +55,30 @@ def test_default_block_depends_on_the_logical_layout_alone():
 def test_expert_groups_and_block():
     layout = LogicalLayout(ldp=8, block=4, tp=2, ep=4, etp=1, padded_vocab_size=128, micro_batch_size=1)
     assert (layout.expert_groups, layout.expert_block) == (4, 2)
+
+
+def test_shards_of_all_ranks_are_all_shards_in_pass_order():
+    layout = LogicalLayout(ldp=6, block=4, tp=1, ep=1, etp=1, padded_vocab_size=128, micro_batch_size=1)
+    assert [layout.shards_of(rank, 2) for rank in range(2)] == [(0, 2, 4), (1, 3, 5)]
+    assert layout.shards_of(4, 6) == (4,)
+
+
+def test_blocks_inside_machines_then_across():
+    grid = plan_blocks([0] * 4 + [1] * 4, 2)
+    assert grid.inside == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert grid.across == ((0, 2, 4, 6), (1, 3, 5, 7))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "block"),
+    [
+        ([0] * 8, 4),
+        ([0, 0, 1, 1], 4),
+        ([0, 0, 1, 1], 1),
+        ([0, 1, 0, 1], 2),
+        ([0, 0, 0, 1, 1, 1], 2),
+        ([0, 0, 1, 1, 2, 2], 4),
+    ],
+)
+def test_one_stage_where_blocks_do_not_fit_machines(nodes: list[int], block: int):
+    assert plan_blocks(nodes, block) is None
