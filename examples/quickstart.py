@@ -50,11 +50,11 @@ class Layout:
 LAYOUTS = (
     Layout(
         "TP2-EP2-DP2",
-        "ME*EM-ME",
+        "ME*EM-ME/*E",
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
         "--expert-tensor-parallel-size 1",
     ),
-    Layout("PP2-EP2-DP2", "ME*E|M-ME", "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
+    Layout("PP2-EP2-DP2", "ME*E|M-ME/*E", "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
 )
 
 
