@@ -152,8 +152,7 @@ def test_epoch_edges_and_partial_batches_on_one_rank(tmp_path: Path) -> None:
     """20 samples, batches of 8: the edge of an epoch lies inside the third batch and the run passes it three times."""
     data = write_self_data(tmp_path, [17] * 19, vocab_size=512)
     words = (
-        f"--data-path {data.prefix} --split 1,0,0 --vocab-size 512 --global-batch-size 8 --eval-iters 0 "
-        "--dataloader-type cyclic --bf16"
+        f"--data-path {data.prefix} --split 1,0,0 --global-batch-size 8 --eval-iters 0 --dataloader-type cyclic --bf16"
     )
     straight = run_straight(tmp_path / "straight", 1, words)
     resumed = run_resumed(tmp_path / "resumed", 1, words, (1, 2, 3, 5))

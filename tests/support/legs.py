@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import random
 import shlex
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy
 import torch
@@ -26,6 +29,7 @@ from megatron.training.loop.step import TrainStep
 from megatron.training.observe.step_record import StepMetrics
 from megatron.training.setup.command_line import start_up
 from megatron.training.setup.environment import Launch
+from tests.support.data import write_self_data
 from tests.support.ranks import run_ranks
 
 SMALL = """
@@ -37,7 +41,7 @@ SMALL = """
     --normalization RMSNorm --disable-bias-linear --squared-relu --untie-embeddings-and-output-weights
     --position-embedding-type none
     --seq-length 16 --max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 4
-    --num-workers 0 --tokenizer-type NullTokenizer --vocab-size 61 --make-vocab-size-divisible-by 8
+    --num-workers 0 --tokenizer-type NullTokenizer --vocab-size 512 --make-vocab-size-divisible-by 8
     --train-iters 8 --lr 1e-2 --lr-decay-style cosine --lr-warmup-iters 2 --clip-grad 1.0
     --start-weight-decay 0.1 --end-weight-decay 0.2 --weight-decay-incr-style cosine
     --eval-interval 3 --eval-iters 1 --deterministic-mode
@@ -54,7 +58,19 @@ def leg_flags(words: str) -> list[str]:
         flags += ["--hybrid-layer-pattern", "M*|E-" if "--pipeline-model-parallel-size" in flags else "M*E-"]
     for name in ("--hidden-dropout", "--attention-dropout"):
         flags += [] if name in flags else [name, "0"]
-    return flags + ([] if "--data-path" in flags else ["--mock-data"])
+    return flags
+
+
+@functools.cache
+def _data() -> tuple[tempfile.TemporaryDirectory[str], str]:
+    """A data set of 30 documents of one sample each, made once, and its folder, which goes with this process."""
+    folder = tempfile.TemporaryDirectory()
+    return folder, write_self_data(Path(folder.name), [17] * 30, vocab_size=512).prefix
+
+
+def with_data(words: str) -> str:
+    """The flags of a leg with those of the small data set, where they name no other."""
+    return words if "--data-path" in words else f"{words} --data-path {_data()[1]} --split 2,1,0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +127,7 @@ def _run(argv: list[str]) -> None:
 
 def run_legs(world: int, words: str, before: Callable[[], None] | None = None) -> list[Ended]:
     """One leg on ``world`` fresh ranks."""
-    return run_ranks(world, leg, words, before)
+    return run_ranks(world, leg, with_data(words), before)
 
 
 def finished(world: int, words: str) -> str:

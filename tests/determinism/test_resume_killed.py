@@ -1,0 +1,131 @@
+"""Killed in the middle of a save, again and again: each restart finds the newest complete checkpoint and goes on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from megatron.core.dist_checkpointing import folder, save, writer
+from megatron.core.dist_checkpointing.folder import complete_iterations, newest_iteration
+from megatron.determinism.checkpoint import diff_checkpoints, verify_checkpoint
+from megatron.determinism.compare import compare
+from megatron.training.checkpoint import checkpointer
+from tests.support.legs import finished, run_legs
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Before call ``nth`` of a function during the second save of a leg, on one rank or (-1) on every rank that gets
+    there. ``complete``: whether the new checkpoint counts already; ``None`` where another rank may be faster."""
+
+    name: str
+    owner: Any
+    function: str
+    rank: int = 0
+    nth: int = 1
+    complete: bool | None = False
+
+
+MOMENTS = (
+    Moment("the save begins, all ranks", checkpointer, "save_checkpoint", rank=-1),
+    Moment("the part folder is made", save, "start_part"),
+    Moment("planning, rank 1", save.dcp, "save", rank=1),
+    Moment("first entry, rank 0", writer.HashingFile, "write"),
+    Moment("first entry, rank 1", writer.HashingFile, "write", rank=1),
+    Moment("in the middle, rank 0", writer.HashingFile, "write", nth=60),
+    Moment("in the middle, rank 1", writer.HashingFile, "write", rank=1, nth=90),
+    Moment("in the middle, all ranks", writer.HashingFile, "write", rank=-1, nth=120),
+    Moment("file complete, not synced, rank 0", writer.HashingFile, "finish"),
+    Moment("file complete, not synced, rank 1", writer.HashingFile, "finish", rank=1),
+    Moment("DCP metadata", writer, "write_synced"),
+    Moment("digests are gathered, rank 1", save.CheckpointGroup, "gather", rank=1, nth=3),
+    Moment("everything but metadata.json", save, "commit"),
+    Moment("metadata.json", folder, "write_synced"),
+    Moment("metadata.json is on the disk", folder, "sync_folder", nth=2),
+    Moment("moving into place", Path, "rename"),
+    Moment("in place", folder, "sync_folder", nth=3),
+    Moment("marker written aside", folder, "write_synced", nth=2),
+    Moment("marker moves", Path, "replace"),
+    Moment("marker has moved", folder, "sync_folder", nth=4, complete=True),
+    Moment("retention", save, "remove_superseded", complete=True),
+    Moment("all done, rank 1", save.CheckpointGroup, "failures", rank=1, nth=2, complete=None),
+)
+SOME = MOMENTS[::3]
+WORDS = "--bf16 --use-distributed-optimizer --train-iters 60 --eval-iters 0 --save-interval 1"
+
+
+def plant(moment: Moment) -> None:
+    """In a rank's process: be killed at the moment."""
+    rank = dist.get_rank()
+    if moment.rank not in (-1, rank):
+        return
+    state = {"saves": 0, "calls": 0}
+    saving = checkpointer.save_checkpoint
+
+    def counting_saves(*args: Any) -> None:
+        state["saves"] += 1
+        saving(*args)
+
+    checkpointer.save_checkpoint = counting_saves
+    original = getattr(moment.owner, moment.function)
+    armed = 1 if moment.function == "save_checkpoint" else 2
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if state["saves"] >= armed:
+            state["calls"] += 1
+            if state["calls"] == moment.nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(moment.owner, moment.function, dying)
+
+
+def run_killed(words: str, moment: Moment) -> None:
+    """A leg that does not survive its second save."""
+    with pytest.raises(AssertionError, match=r"died without a word|Connection|reset by peer|closed"):
+        run_legs(2, words, functools.partial(plant, moment))
+
+
+def kill_and_go_on(root: Path, moments: tuple[Moment, ...], *, asynchronous: Callable[[int], bool]) -> None:
+    """One killed leg per moment, each going on from what the one before left; then one to the end, against a straight
+    leg."""
+    straight, killed = root / "straight", root / "killed"
+    end = 2 + 2 * len(moments)
+    flags = f"{WORDS} --exit-interval {end}"
+    finished(2, f"{flags} --save {straight}/checkpoints --fingerprint-dir {straight}/fingerprint")
+    words = f"{flags} --save {killed}/checkpoints --load {killed}/checkpoints --fingerprint-dir {killed}/fingerprint"
+    before = 0
+    for number, moment in enumerate(moments):
+        run_killed(words + " --async-save" * asynchronous(number), moment)
+        newest = newest_iteration(killed / "checkpoints")
+        expected = {before + 1 + done for done in ((False, True) if moment.complete is None else (moment.complete,))}
+        assert newest in expected, f"{moment.name}: the marker says {newest}, not {expected}"
+        assert newest in complete_iterations(killed / "checkpoints"), moment.name
+        assert verify_checkpoint(killed / "checkpoints").exit == 0, moment.name
+        before = newest
+    out = finished(2, words)
+    assert f"at iteration {before}" in out
+    outcome = compare(straight / "fingerprint", killed / "fingerprint")
+    assert outcome.exit == 0, outcome
+    assert outcome.facts["common_iterations"] == end
+    assert diff_checkpoints(straight / "checkpoints", killed / "checkpoints").exit == 0
+
+
+def test_killed_saves_lose_nothing(tmp_path: Path) -> None:
+    kill_and_go_on(tmp_path, SOME, asynchronous=lambda number: number % 2 == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("saving", ["sync", "async"])
+def test_every_moment(tmp_path: Path, saving: str) -> None:
+    assert len(MOMENTS) >= 20
+    kill_and_go_on(tmp_path, MOMENTS, asynchronous=lambda _: saving == "async")

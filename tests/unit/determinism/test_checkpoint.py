@@ -1,0 +1,214 @@
+"""checkpoint verify and diff, the tool that looks inside, and the script in the documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
+from megatron.core.dist_checkpointing.facts import FACTS_FILE
+from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, digests_of, plain_piece
+from megatron.core.dist_checkpointing.folder import iteration_folder
+from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
+from megatron.core.process_groups.groups import Group
+from megatron.determinism.checkpoint import diff_checkpoints, main, verify_checkpoint
+from megatron.determinism.report import Exit
+from tools.checkpoint import inspect as tool
+from tools.command_line import run_tool
+
+ROOT = Path(__file__).resolve().parents[3]
+ALONE = CheckpointGroup(Group(axis="world", ranks=(0,), rank=0, handle=None), 1)
+WEIGHT = "main_params.layer.weight"
+RUN = {
+    "iteration": 4,
+    "consumed_train_samples": 16,
+    "consumed_valid_samples": 0,
+    "step_count": 4,
+    "schedule": {"max_lr": 0.1},
+    "schedule_position": 16,
+    "logical_layout": {"ldp": 1},
+    "physical_layout": {"dp": 1},
+    "trajectory": {},
+    "branches": [],
+    "has_optimizer": True,
+    "has_generators": True,
+}
+
+
+def weights() -> torch.Tensor:
+    return torch.arange(6000, dtype=torch.float32) / 7
+
+
+def save(root: Path, values: torch.Tensor | None = None, more: dict[str, torch.Tensor] | None = None, **facts) -> Path:
+    """A checkpoint of one tensor in two shards, cut at an odd place, and what else is given."""
+    values = weights() if values is None else values
+    about = TensorFacts(dtype="float32", shape=(6, 1000), shards=2, name="layer.weight")
+    edges = (0, 1234, 3000, 6000)
+    pieces = [
+        StoredPiece(key=WEIGHT, facts=about, begin=a, values=values[a:b])
+        for a, b in zip(edges, edges[1:], strict=False)
+    ]
+    pieces += [plain_piece(key, tensor) for key, tensor in (more or {}).items()]
+    request = SaveRequest(
+        root=root, iteration=4, pieces=pieces, digests=digests_of(pieces), facts={**RUN, **facts}, retain_interval=None
+    )
+    save_checkpoint(request, ALONE)
+    return iteration_folder(root, 4)
+
+
+def test_whole_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path)
+    outcome = verify_checkpoint(tmp_path)
+    assert outcome.exit == Exit.SAME
+    assert outcome.verdict.startswith("whole: 2 files and 1 tensors")
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("place", [0.01, 0.25, 0.5, 0.75, 0.99])
+def test_flipped_bit_is_named(tmp_path: Path, name: str, place: float) -> None:
+    folder = save(tmp_path)
+    raw = bytearray((folder / name).read_bytes())
+    raw[int(len(raw) * place)] ^= 0x20
+    (folder / name).write_bytes(raw)
+    outcome = verify_checkpoint(tmp_path)
+    assert outcome.exit == Exit.DIFFERENT
+    assert outcome.facts["damaged_files"] == [name]
+    assert any(name in line for line in outcome.details)
+
+
+def test_damaged_tensor_is_named(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    path = folder / "__0_0.distcp"
+    raw = bytearray(path.read_bytes())
+    at = raw.index(weights()[4000:4100].numpy().tobytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    assert verify_checkpoint(tmp_path).facts["damaged_tensors"] == [WEIGHT]
+
+
+def test_missing_and_extra_files_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    (folder / "__0_0.distcp").rename(folder / "__7_0.distcp")
+    outcome = verify_checkpoint(folder)
+    assert outcome.facts["damaged_files"] == ["__0_0.distcp", "__7_0.distcp"]
+
+
+def test_damaged_facts_and_other_folders_are_no_checkpoint(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    raw = (folder / FACTS_FILE).read_bytes()
+    (folder / FACTS_FILE).write_bytes(raw.replace(b"16", b"17", 1))
+    assert verify_checkpoint(folder).exit == Exit.DAMAGED
+    assert diff_checkpoints(folder, folder).exit == Exit.DAMAGED
+    assert verify_checkpoint(tmp_path / "nowhere").exit == Exit.DAMAGED
+
+
+def test_same_content_from_two_layouts(tmp_path: Path) -> None:
+    generators = {"generators.rank_00000.python": torch.ones(3, dtype=torch.uint8)}
+    save(tmp_path / "a", more=generators)
+    save(tmp_path / "b", physical_layout={"dp": 2}, more={k: 2 * v for k, v in generators.items()})
+    outcome = diff_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert outcome.exit == Exit.SAME, outcome
+    assert any("generators are not compared" in line for line in outcome.details)
+    save(tmp_path / "c", more={k: 2 * v for k, v in generators.items()})
+    assert list(diff_checkpoints(tmp_path / "a", tmp_path / "c").facts["differences"]) == list(generators)
+
+
+def test_first_differing_element_and_both_values(tmp_path: Path) -> None:
+    save(tmp_path / "a")
+    changed = weights()
+    changed[3005], changed[5000] = 0.5, -1.0
+    save(tmp_path / "b", changed)
+    outcome = diff_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert outcome.exit == Exit.DIFFERENT
+    text = outcome.facts["differences"][WEIGHT]
+    assert text.startswith("2 of 6000 elements; first 5 of shard 1: ")
+    assert "0x1.0000000000000p-1 (0.5) in B" in text
+
+
+@pytest.mark.parametrize("name", ["iteration", "consumed_valid_samples", "step_count", "schedule_position", "schedule"])
+def test_position_is_content(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "a")
+    save(tmp_path / "b", **{name: {"max_lr": 0.2} if name == "schedule" else 17})
+    outcome = diff_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert outcome.exit == Exit.DIFFERENT
+    assert list(outcome.facts["differences"]) == [name]
+
+
+def test_moments_on_one_side_are_a_difference_and_weights_another_model(tmp_path: Path) -> None:
+    save(tmp_path / "a")
+    save(tmp_path / "b", more={"exp_avg.layer.weight": torch.zeros(3)})
+    outcome = diff_checkpoints(tmp_path / "a", tmp_path / "b")
+    assert outcome.facts["differences"] == {"exp_avg.layer.weight": "only in B"}
+    save(tmp_path / "c", more={"main_params.other": torch.zeros(3)})
+    outcome = diff_checkpoints(tmp_path / "a", tmp_path / "c")
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert outcome.details == ("  main_params.other: only in B",)
+
+
+def test_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path)
+    assert main(["diff", str(tmp_path), str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compared_tensors"] == 1
+    with pytest.raises(SystemExit) as caught:
+        main(["verify", "a", "b"])
+    assert caught.value.code == 2
+
+
+def test_tool_shows_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save(tmp_path)
+    assert run_tool(tool.main, [str(tmp_path), "--tensor", WEIGHT, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["checkpoint"] == str(folder)
+    assert shown["parameters"] == 6000
+    assert shown["tensors"][WEIGHT]["shape"] == [6, 1000]
+    assert shown["values"][WEIGHT]["first"][1] == weights()[1].item().hex()
+    assert run_tool(tool.main, [str(tmp_path)]) == 0
+    assert "iteration ................ 4" in capsys.readouterr().out
+    assert run_tool(tool.main, [str(tmp_path), "--tensor", "none"]) == 2
+    assert run_tool(tool.main, [str(tmp_path / "none")]) == 3
+
+
+def test_tool_runs_as_a_program(tmp_path: Path) -> None:
+    """Its folder holds a file called like a module that torch needs."""
+    command = [sys.executable, str(ROOT / "tools/checkpoint/inspect.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert "is not a checkpoint" in done.stderr
+
+
+def test_script_of_the_documentation_reads_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/checkpoints.md").read_text("utf-8"), re.DOTALL)
+    assert len(script.strip().splitlines()) <= 10
+    assert "megatron" not in script
+    folder = "runs/a/checkpoints/iter_0000500"
+    assert folder in script
+    (tmp_path / "runs/a/checkpoints").mkdir(parents=True)
+    save(tmp_path / "made").rename(tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    exec(script, {})
+    assert capsys.readouterr().out.split() == [WEIGHT, "torch.Size([6000])", *_norm().split()]
+
+
+def _norm() -> str:
+    return str(weights().norm())
+
+
+def test_digest_needs_no_borders_of_shards_in_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other writers may store ranges that cross a shard's border; the digest is the same."""
+    folder = save(tmp_path)
+    facts = TensorFacts(dtype="float32", shape=(6, 1000), shards=3, name="layer.weight")
+    from_pieces = digests_of(
+        StoredPiece(key=WEIGHT, facts=facts, begin=a, values=weights()[a : a + 2000]) for a in (0, 2000, 4000)
+    )
+    stored = tool.StoredCheckpoint(folder)
+    monkeypatch.setattr(type(stored), "tensor", lambda self, key: facts)
+    lanes = from_pieces[WEIGHT]
+    assert stored.digest(WEIGHT) == "".join(f"{lane & (1 << 64) - 1:016x}" for lane in lanes)

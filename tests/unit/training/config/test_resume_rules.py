@@ -1,0 +1,224 @@
+"""What a resume may change: refused with both values, taken from the checkpoint, or left to the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts
+from megatron.core.dist_checkpointing.folder import MARKER_FILE, iteration_folder
+from megatron.training.config.resolve import known_logical_layout, logical_layout
+from megatron.training.config.resume_rules import (
+    MODEL_MAY_CHANGE,
+    find_source,
+    require_same_model,
+    resume_problems,
+    schedule_of,
+    takes_optimizer,
+    with_stored_layout,
+)
+from megatron.training.config.run import RunConfig
+from tests.support.settings import effective, given
+
+LOAD = ("--load", "x")
+
+
+def stored_facts(**changes: Any) -> dict[str, Any]:
+    """``metadata.json`` of the small command line on two ranks."""
+    config = effective(world_size=2)
+    facts = {
+        "iteration": 4,
+        "consumed_train_samples": 8,
+        "consumed_valid_samples": 0,
+        "step_count": 4,
+        "schedule": dataclasses.asdict(schedule_of(config)),
+        "schedule_position": 8,
+        "logical_layout": dataclasses.asdict(logical_layout(config)),
+        "physical_layout": {},
+        "trajectory": {"recipe": config.with_effect("trajectory")},
+        "branches": [],
+        "has_optimizer": True,
+        "has_generators": True,
+        "tensors": {},
+        "files": {},
+    }
+    return {**facts, **changes}
+
+
+def write(root: Path, iteration: int = 4, **changes: Any) -> Path:
+    """A folder with one checkpoint that holds nothing but its facts."""
+    folder = iteration_folder(root, iteration)
+    folder.mkdir(parents=True)
+    (folder / FACTS_FILE).write_bytes(encode_facts(stored_facts(**changes)))
+    (root / MARKER_FILE).write_text(str(iteration))
+    return folder
+
+
+def problems(root: Path, *flags: str, world_size: int = 2) -> list[str]:
+    """What is wrong with going on from ``root`` with these flags."""
+    words = ("--load", str(root), *flags)
+    source = find_source(given(*words).checkpoint)
+    assert source is not None
+    config = effective(*words, *_layout_flags(given(*words), source), world_size=world_size)
+    require_same_model(config, source)
+    return [str(p) for p in resume_problems(config, known_logical_layout(config), source)]
+
+
+def _layout_flags(config: RunConfig, source: Any) -> list[str]:
+    parallel = with_stored_layout(config, source).parallel
+    found = {
+        "--logical-data-parallel-size": parallel.logical_data_parallel_size,
+        "--logical-reduce-block-size": parallel.logical_reduce_block_size,
+    }
+    return [word for flag, size in found.items() if size is not None for word in (flag, str(size))]
+
+
+def test_plain_resume_is_taken(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert problems(tmp_path) == []
+
+
+def test_logical_size_comes_from_the_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path)
+    config = given(*LOAD)
+    source = find_source(given("--load", str(tmp_path)).checkpoint)
+    assert with_stored_layout(config, source).parallel.logical_data_parallel_size == 2
+    assert with_stored_layout(config, None) == config
+    new = given(*LOAD, "--new-logical-layout")
+    assert with_stored_layout(new, source) == new
+    assert problems(tmp_path, world_size=1) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--micro-batch-size", "2", "--global-batch-size", "4"), "--micro-batch-size (micro_batch_size 1), or --new"),
+        (("--expert-model-parallel-size", "2"), "ep 2"),
+        (("--tensor-model-parallel-size", "2", "--sequence-parallel"), "re-cutting them is not built yet"),
+        (("--make-vocab-size-divisible-by", "8"), "padded_vocab_size 264"),
+    ],
+)
+def test_another_logical_layout_names_both(tmp_path: Path, flags: tuple[str, ...], expected: str) -> None:
+    write(tmp_path)
+    found = [text for text in problems(tmp_path, *flags) if "another logical layout" in text]
+    assert len(found) == 1
+    assert expected in found[0]
+    assert "the checkpoint's is tp 1, etp 1, padded_vocab_size 384" in found[0]
+
+
+def test_new_logical_layout_frees_all_but_the_cuts(tmp_path: Path) -> None:
+    write(tmp_path)
+    new = "--new-logical-layout"
+    assert problems(tmp_path, new, "--expert-model-parallel-size", "2") == []
+    assert problems(tmp_path, new, "--tensor-model-parallel-size", "2", "--sequence-parallel")
+    assert problems(tmp_path, "--finetune", "--expert-model-parallel-size", "2") == []
+
+
+SCHEDULE = ("--min-lr", "1e-4")
+
+
+def test_another_schedule_shows_both_unless_one_is_chosen(tmp_path: Path) -> None:
+    write(tmp_path)
+    (text,) = problems(tmp_path, *SCHEDULE)
+    assert "min_lr 0.0001" in text
+    assert "min_lr 0.0, as in" in text
+    for flag in ("--override-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler"):
+        assert problems(tmp_path, *SCHEDULE, flag) == []
+    for flag in ("--no-load-optim", "--finetune"):
+        assert problems(tmp_path, *SCHEDULE, flag) == []
+
+
+def test_longer_training_is_another_schedule(tmp_path: Path) -> None:
+    write(tmp_path)
+    (text,) = problems(tmp_path, "--train-iters", "5")
+    assert "decay_samples 10" in text
+
+
+def test_missing_optimizer_state_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, has_optimizer=False, step_count=None)
+    (text,) = problems(tmp_path)
+    assert "--no-load-optim or --finetune" in text
+    assert problems(tmp_path, "--no-load-optim") == []
+    source = find_source(given("--load", str(tmp_path), "--finetune").checkpoint)
+    assert not takes_optimizer(given("--finetune").checkpoint, source)
+
+
+@pytest.mark.parametrize("name", sorted(effective().with_effect("trajectory")["model"]))
+def test_every_setting_of_the_model_is_compared_or_free(tmp_path: Path, name: str) -> None:
+    """The stored value is another one: refused as another model, unless the setting is one of those that may change."""
+    facts = stored_facts()
+    facts["trajectory"]["recipe"]["model"][name] = "another"
+    write(tmp_path, **facts)
+    config = effective("--load", str(tmp_path), world_size=2)
+    source = find_source(config.checkpoint)
+    if name in MODEL_MAY_CHANGE:
+        require_same_model(config, source)
+        return
+    with pytest.raises(DamagedInputError, match=rf"another model: {name} is 'another' there and .* here"):
+        require_same_model(config, source)
+
+
+def test_pipes_of_the_pattern_are_no_difference(tmp_path: Path) -> None:
+    facts = stored_facts()
+    facts["trajectory"]["recipe"]["model"]["hybrid_layer_pattern"] = "M|-*|E"
+    write(tmp_path, **facts)
+    assert problems(tmp_path) == []
+
+
+def test_nothing_to_load_is_a_start_from_the_seed_or_an_error(tmp_path: Path) -> None:
+    words = ("--load", str(tmp_path / "none"))
+    assert find_source(given(*words).checkpoint) is None
+    with pytest.raises(DamagedInputError, match=f"{MARKER_FILE}: no such file, and --exit-on-missing-checkpoint"):
+        find_source(given(*words, "--exit-on-missing-checkpoint").checkpoint)
+
+
+def test_pretrained_weights_where_load_has_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "pretrained")
+    words = ("--load", str(tmp_path / "none"), "--pretrained-checkpoint", str(tmp_path / "pretrained"))
+    source = find_source(given(*words).checkpoint)
+    assert source is not None and source.weights_only
+    write(tmp_path / "none", 8)
+    source = find_source(given(*words).checkpoint)
+    assert source is not None and not source.weights_only
+    with pytest.raises(DamagedInputError, match=MARKER_FILE):
+        find_source(given("--pretrained-checkpoint", str(tmp_path / "nowhere")).checkpoint)
+
+
+def test_another_iteration_can_be_chosen(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    write(tmp_path, 8)
+    source = find_source(given("--load", str(tmp_path), "--ckpt-step", "4").checkpoint)
+    assert source is not None and source.folder.name == "iter_0000004"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--save x", "how often to save"),
+        ("--save x --save-interval 2 --save-retain-interval 3", "a multiple of --save-interval"),
+        ("--save-retain-interval 3", "a multiple of --save-interval"),
+        ("--async-save", "--async-save without --save"),
+        ("--ckpt-step 3", "--ckpt-step without --load"),
+        ("--finetune", "--finetune without --load"),
+        ("--new-logical-layout", "--new-logical-layout without --load"),
+        ("--exit-on-missing-checkpoint", "--exit-on-missing-checkpoint without --load"),
+        ("--override-ckpt-iteration 3 --finetune --load x", "--override-ckpt-iteration with --finetune"),
+        (
+            "--load x --override-opt-param-scheduler --use-checkpoint-opt-param-scheduler",
+            "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other(flags: str, expected: str) -> None:
+    assert any(expected in str(problem) for problem in given(*flags.split()).checkpoint.problems())
+
+
+def test_settings_that_go_together() -> None:
+    words = "--save x --persistent-save-interval 2 --save-retain-interval 4 --async-save --load x --ckpt-step 2"
+    config = given(*words.split()).checkpoint
+    assert config.problems() == []
+    assert config.save_interval == 2
