@@ -25,6 +25,7 @@ class Launch:
 
 
 TABLE: Mapping[tuple[str, int], Launch] = {
+    ("gated_rms_norm_bwd", 512): Launch(block=512, rows=2, num_warps=4),
     # One tile of 8 warps for the widest rows keeps a row in registers.
     ("rms_norm_bwd", 8192): Launch(block=8192, rows=1, num_warps=16),
     ("rms_norm_bwd", 16384): Launch(block=16384, rows=1, num_warps=16),

@@ -9,8 +9,8 @@ from megatron.core.ops.causal_conv1d.kernels.causal_conv1d import causal_conv1d_
 from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.registry import Guarantee, Variant
 
-FORWARD = {"RUN": 64, "BLOCK_C": 256, "STAGES": 1, "num_warps": 4}
-BACKWARD = {"RUN": 128, "BLOCK_C": 256, "STAGES": 1, "num_warps": 4}
+FORWARD = {"RUN": 64, "BLOCK_C": 512, "STAGES": 1, "num_warps": 4}
+BACKWARD = {"RUN": 128, "BLOCK_C": 256, "STAGES": 3, "num_warps": 4}
 """Launches for every shape: positions and channels of a program. They do not depend on the sizes."""
 MAX_WIDTH = 4
 

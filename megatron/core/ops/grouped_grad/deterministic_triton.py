@@ -11,7 +11,7 @@ from megatron.core.ops.grouped_grad.kernels.grouped_grad import grouped_grad_ker
 from megatron.core.ops.launch import rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
-LAUNCH = {"BLOCK_Y": 128, "BLOCK_X": 256, "BLOCK_R": 64, "TILES": 8, "num_warps": 8, "num_stages": 3}
+LAUNCH = {"BLOCK_Y": 128, "BLOCK_X": 256, "BLOCK_R": 64, "TILES": 8, "num_warps": 8, "num_stages": 4}
 """For every shape."""
 
 

@@ -23,15 +23,15 @@ MAX_CHUNK = {torch.bfloat16: 64, torch.float32: 32}
 MIN_TILE = 16
 SCAN_STATE_TILE = 64
 """Columns of K per program in the backward."""
-MIN_STATE_PROGRAMS = 256
+MIN_STATE_PROGRAMS = 128
 """The recurrence over chunks cuts K finer, down to 32 columns, until there are that many programs."""
 HEAD_TILE = 16
 LAUNCH = {
     "decay": {"num_warps": 4},
-    "states": {"num_warps": 4, "num_stages": 3},
-    "scan": {"num_warps": 4, "num_stages": 2},
-    "scan_bwd_values": {"num_warps": 4, "num_stages": 2},
-    "scan_bwd_states": {"num_warps": 4, "num_stages": 2},
+    "states": {"num_warps": 8, "num_stages": 3},
+    "scan": {"num_warps": 4, "num_stages": 3},
+    "scan_bwd_values": {"num_warps": 4, "num_stages": 1},
+    "scan_bwd_states": {"num_warps": 4, "num_stages": 1},
 }
 """Warps and stages by kernel, for every shape."""
 

@@ -20,12 +20,12 @@ def grouped_grad_kernel(
     band = tl.program_id(0) // (TILES * tiles_x)
     height = tl.minimum(tiles_y - band * TILES, TILES)
     within = tl.program_id(0) % (TILES * tiles_x)
-    y = (band * TILES + within % height) * BLOCK_Y + tl.arange(0, BLOCK_Y)
-    x = (within // height) * BLOCK_X + tl.arange(0, BLOCK_X)
-    r = tl.arange(0, BLOCK_R)
-    dy_at = dy_ptr + start.to(tl.int64) * dy_stride + (r[:, None] * dy_stride + y[None, :])
-    x_at = x_ptr + start.to(tl.int64) * x_stride + (r[:, None] * x_stride + x[None, :])
-    inside_y, inside_x = (y < width_y)[None, :], (x < width_x)[None, :]
+    first_y = (band * TILES + within % height) * BLOCK_Y
+    first_x = (within // height) * BLOCK_X
+    r, y, x = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_Y), tl.arange(0, BLOCK_X)
+    dy_at = dy_ptr + start.to(tl.int64) * dy_stride + first_y + (r[:, None] * dy_stride + y[None, :])
+    x_at = x_ptr + start.to(tl.int64) * x_stride + first_x + (r[:, None] * x_stride + x[None, :])
+    inside_y, inside_x = (y < width_y - first_y)[None, :], (x < width_x - first_x)[None, :]
     total = tl.zeros((BLOCK_Y, BLOCK_X), dtype=tl.float32)
     for done in tl.range(0, end - start, BLOCK_R):
         there = (r < end - start - done)[:, None]
@@ -35,6 +35,7 @@ def grouped_grad_kernel(
         dy_at += BLOCK_R * dy_stride
         x_at += BLOCK_R * x_stride
     if end > start:
-        place = main_ptr + expert * main_e + y.to(tl.int64)[:, None] * main_y + x[None, :]
-        inside = (y < width_y)[:, None] & inside_x
+        main_at = main_ptr + expert * main_e + first_y.to(tl.int64) * main_y + first_x
+        place = main_at + (y[:, None] * main_y + x[None, :])
+        inside = (y < width_y - first_y)[:, None] & inside_x
         tl.store(place, tl.load(place, mask=inside, other=0.0) + total, mask=inside)
