@@ -15,6 +15,7 @@ import torch
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.digest.bits import first_difference
+from megatron.core.dist_checkpointing.facts import FACTS_FILE, DamagedFactsError
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
 from megatron.determinism.report import Exit, Outcome
 
@@ -28,6 +29,13 @@ def verify_checkpoint(folder: Path) -> Outcome:
     """Whether every file has the bytes that were written, and every tensor the digest it was saved with."""
     try:
         stored = StoredCheckpoint(folder)
+    except DamagedFactsError as error:
+        return Outcome(
+            exit=Exit.DIFFERENT,
+            verdict=f"damaged: {error}",
+            details=("  what the other files should hold is not known without it",),
+            facts={"checkpoint": str(folder), "damaged_files": [FACTS_FILE], "damaged_tensors": []},
+        )
     except DamagedInputError as error:
         return _no_checkpoint(error)
     problems = stored.file_problems()

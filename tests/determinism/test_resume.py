@@ -52,7 +52,7 @@ FLAGS = {
     "sync": "",
     "async": "--async-save",
     "quiet": "",
-    "noise": "--hidden-dropout 0.1 --attention-dropout 0.1 --moe-input-jitter-eps 0.1",
+    "noise": "--hidden-dropout 0.1 --attention-dropout 0.1 --moe-input-jitter-eps 0.1 --num-workers 2",
     "whole": "",
     "cut": "--use-distributed-optimizer",
 }

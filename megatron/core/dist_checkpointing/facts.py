@@ -33,7 +33,13 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "files": dict,
 }
 
+_MEGATRON_FIELDS = {"sharded_backend", "sharded_backend_version", "common_backend", "common_backend_version"}
+
 Facts = dict[str, Any]
+
+
+class DamagedFactsError(DamagedInputError):
+    """``metadata.json`` is there, but not with the bytes that were written."""
 
 
 def encode_facts(facts: Facts) -> bytes:
@@ -69,16 +75,16 @@ def read_facts(folder: Path) -> Facts:
     try:
         facts = json.loads(raw)
     except ValueError as error:
-        raise DamagedInputError(f"{path} is damaged ({error})") from error
-    if not isinstance(facts, dict) or "format" not in facts:
-        if isinstance(facts, dict) and "sharded_backend" in facts:
-            raise DamagedInputError(
-                f"{path}: this checkpoint was made by Megatron-LM or Megatron-Core; its keys are not ours, it "
-                "cannot be loaded here"
-            )
-        raise DamagedInputError(f"{path} is not the {FACTS_FILE} of a checkpoint")
+        raise DamagedFactsError(f"{path} is damaged ({error})") from error
+    if not isinstance(facts, dict):
+        raise DamagedFactsError(f"{path} is not the {FACTS_FILE} of a checkpoint")
+    if "sharded_backend" in facts and facts.keys() <= _MEGATRON_FIELDS:
+        raise DamagedInputError(
+            f"{path}: this checkpoint was made by Megatron-LM or Megatron-Core; its keys are not ours, it cannot be "
+            "loaded here"
+        )
     if encode_facts(facts) != raw:
-        raise DamagedInputError(f"{path} is damaged: its contents do not match its own digest")
+        raise DamagedFactsError(f"{path} is damaged: its contents do not match its own digest")
     if facts["format"] != FORMAT or facts.get("format_version") != FORMAT_VERSION:
         found = f"{facts['format']} {facts.get('format_version')}"
         raise DamagedInputError(f"{path}: the format is {found}, this version reads {FORMAT} {FORMAT_VERSION}")

@@ -99,11 +99,24 @@ def test_missing_and_extra_files_are_named(tmp_path: Path) -> None:
     assert outcome.facts["damaged_files"] == ["__0_0.distcp", "__7_0.distcp"]
 
 
+def test_every_flipped_byte_of_the_facts_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path) / FACTS_FILE
+    raw = path.read_bytes()
+    for place in range(0, len(raw), 7):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x02]) + raw[place + 1 :])
+        outcome = verify_checkpoint(tmp_path)
+        assert outcome.exit == Exit.DIFFERENT, place
+        assert FACTS_FILE in outcome.verdict
+
+
 def test_damaged_facts_and_other_folders_are_no_checkpoint(tmp_path: Path) -> None:
     folder = save(tmp_path)
     raw = (folder / FACTS_FILE).read_bytes()
     (folder / FACTS_FILE).write_bytes(raw.replace(b"16", b"17", 1))
-    assert verify_checkpoint(folder).exit == Exit.DAMAGED
+    outcome = verify_checkpoint(folder)
+    assert outcome.exit == Exit.DIFFERENT
+    assert outcome.facts["damaged_files"] == [FACTS_FILE]
+    assert FACTS_FILE in outcome.verdict
     assert diff_checkpoints(folder, folder).exit == Exit.DAMAGED
     assert verify_checkpoint(tmp_path / "nowhere").exit == Exit.DAMAGED
 

@@ -203,6 +203,7 @@ def test_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
     [
         (b'{"sharded_backend": "torch_dist", "sharded_backend_version": 1}', "made by Megatron-LM or Megatron-Core"),
         (b"[]", "is not the metadata.json"),
+        (b'{"sharded_backend": "torch_dist", "format": "x"}', "does not match|do not match its own digest"),
         (b"{", "is damaged"),
         (encode_facts({**RUN, "format_version": 2}), "this version reads megatron-bitwise 1"),
         (encode_facts({**RUN, "iteration": "4"}), "iteration, tensors, files missing or of the wrong type"),

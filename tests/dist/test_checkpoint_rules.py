@@ -1,0 +1,259 @@
+"""Rules of a resume, by what a run does: schedule, switches, exits, retention, errors."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from megatron.core.dist_checkpointing.folder import complete_iterations, iteration_folder, newest_iteration
+from megatron.core.dist_checkpointing.stored import StoredCheckpoint
+from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
+from megatron.determinism.checkpoint import diff_checkpoints
+from megatron.training.checkpoint import checkpointer
+from megatron.training.loop.step import TrainStep
+from megatron.training.observe.fingerprint import FINGERPRINT_FILE, read_lines
+from megatron.training.observe.run_manifest import read_manifest
+from tests.support.legs import finished, run_legs
+
+QUICK = "--eval-iters 0 --log-interval 1"
+COSINE = Schedule(
+    max_lr=1e-2,
+    min_lr=0.0,
+    warmup_init=0.0,
+    warmup_samples=8,
+    decay_style="cosine",
+    decay_samples=32,
+    wsd_decay_style="exponential",
+    wsd_decay_samples=0,
+    start_wd=0.1,
+    end_wd=0.2,
+    wd_incr_style="cosine",
+    wd_incr_samples=32,
+)
+LOWER = "--lr 5e-3"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints after steps 4 and 8 of one rank."""
+    folder = tmp_path_factory.mktemp("saved")
+    finished(1, f"{QUICK} --save {folder} --save-interval 4")
+    return folder
+
+
+def rates(folder: Path) -> dict[int, float]:
+    """Learning rate used by each step, from the fingerprint."""
+    return {i: float.fromhex(str(line["learning_rate"])) for i, line in read_lines(folder / FINGERPRINT_FILE).items()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "max_lr", "start", "steps"),
+    [
+        ("", 1e-2, 0, (5, 8)),
+        (f"{LOWER} --override-opt-param-scheduler", 5e-3, 0, (5, 8)),
+        (f"{LOWER} --use-checkpoint-opt-param-scheduler", 1e-2, 0, (5, 8)),
+        (f"{LOWER} --no-load-optim", 5e-3, 16, (5, 8)),
+        (f"{LOWER} --finetune", 5e-3, 0, (1, 8)),
+    ],
+)
+def test_learning_rate_of_every_step_after_a_resume(
+    saved: Path, tmp_path: Path, flags: str, max_lr: float, start: int, steps: tuple[int, int]
+) -> None:
+    finished(1, f"{QUICK} --load {saved} --ckpt-step 4 {flags} --fingerprint-dir {tmp_path}")
+    schedule = Schedule(**{name: getattr(COSINE, name) for name in Schedule.__slots__} | {"max_lr": max_lr})
+    expected = {i: learning_rate(schedule, 4 * (i - 1) - start) for i in range(steps[0], steps[1] + 1)}
+    assert rates(tmp_path) == expected
+
+
+def test_position_on_a_late_schedule_survives_a_second_resume(saved: Path, tmp_path: Path) -> None:
+    words = f"{QUICK} --save {tmp_path}/c --save-interval 100 --fingerprint-dir {tmp_path}/f"
+    finished(1, f"{words} --load {saved} --ckpt-step 4 --no-load-optim --exit-interval 6")
+    assert StoredCheckpoint(tmp_path / "c").facts["schedule_position"] == 8
+    (manifest,) = [read_manifest(tmp_path / "f")["trajectory"]["branches"]]
+    assert [branch["why"] for branch in manifest] == [["--no-load-optim"]]
+    finished(1, f"{words} --load {tmp_path}/c")
+    assert rates(tmp_path / "f") == {i: learning_rate(COSINE, 4 * (i - 1) - 16) for i in range(5, 9)}
+    stored = StoredCheckpoint(tmp_path / "c").facts
+    assert stored["step_count"] == 4
+    assert stored["branches"] == manifest
+
+
+def test_conflicting_schedule_is_refused_before_anything_is_read(saved: Path) -> None:
+    (ended,) = run_legs(1, f"{QUICK} --load {saved} {LOWER}")
+    assert ended.code == 2
+    assert "max_lr 0.005" in ended.error
+    assert "max_lr 0.01, as in" in ended.error
+
+
+def test_stored_schedule_is_the_whole_one(saved: Path) -> None:
+    stored = StoredCheckpoint(iteration_folder(saved, 4)).facts["schedule"]
+    assert Schedule(**stored) == COSINE
+    assert weight_decay(COSINE, 16) == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("saving", ["", "--no-save-optim", "--no-save-rng", "--no-save-optim --no-save-rng"])
+def test_switches_of_saving_and_loading_are_independent(tmp_path: Path, saving: str) -> None:
+    finished(1, f"{QUICK} --save {tmp_path}/c --save-interval 100 --exit-interval 1 {saving}")
+    for loading in ("", "--no-load-optim", "--no-load-rng", "--no-load-optim --no-load-rng", "--finetune"):
+        (ended,) = run_legs(1, f"{QUICK} --load {tmp_path}/c --exit-interval 2 {loading}")
+        refused = "--no-save-optim" in saving and "--no-load-optim" not in loading and loading != "--finetune"
+        assert ended.code == (2 if refused else 0), ended.error
+        if refused:
+            assert "--no-load-optim or --finetune" in ended.error
+        elif "--no-save-rng" in saving and "--no-load-rng" not in loading and loading != "--finetune":
+            assert "as the seed sets them: the checkpoint has none (--no-save-rng)" in ended.out
+
+
+def test_finished_run_started_again_ends_at_once(saved: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in saved.rglob("*")}
+    out = finished(1, f"{QUICK} --load {saved} --save {saved} --save-interval 4")
+    assert "at iteration 8" in out
+    assert "saving checkpoint" not in out
+    assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == before
+
+
+def test_overridden_iteration_takes_its_place_in_the_data(saved: Path, tmp_path: Path) -> None:
+    words = f"{QUICK} --load {saved} --ckpt-step 4 --override-ckpt-iteration 6 --fingerprint-dir {tmp_path}"
+    finished(1, words)
+    lines = read_lines(tmp_path / FINGERPRINT_FILE)
+    assert [line["consumed_samples"] for line in lines.values()] == [28, 32]
+    assert rates(tmp_path) == {7: learning_rate(COSINE, 16), 8: learning_rate(COSINE, 20)}
+
+
+def test_changed_settings_are_announced_and_recorded(saved: Path, tmp_path: Path) -> None:
+    words = f"{QUICK} --load {saved} --ckpt-step 4 --hidden-dropout 0.1 --fingerprint-dir {tmp_path}"
+    out = finished(1, words)
+    assert "not as in the checkpoint: recipe.model.hidden_dropout was 0.0, is 0.1" in out
+    (branch,) = read_manifest(tmp_path)["trajectory"]["branches"]
+    assert branch["iteration"] == 4
+    assert branch["changed"] == {"recipe.model.hidden_dropout": [0.0, 0.1]}
+
+
+def test_another_model_is_3_and_names_the_setting(saved: Path) -> None:
+    (ended,) = run_legs(1, f"{QUICK} --load {saved} --kv-channels 16")
+    assert ended.code == 3
+    assert "another model: kv_channels is 8 there and 16 here" in ended.error
+
+
+def test_saves_once_where_interval_and_exit_meet_and_keeps_what_it_should(tmp_path: Path) -> None:
+    out = finished(
+        1, f"{QUICK} --save {tmp_path} --save-interval 1 --save-retain-interval 2 --exit-interval 5 --async-save"
+    )
+    assert out.count("saving checkpoint at iteration       5 ") == 1
+    assert out.index("successfully saved checkpoint from iteration       5") > out.index("training went on after")
+    assert complete_iterations(tmp_path) == [2, 4, 5]
+    assert newest_iteration(tmp_path) == 5
+
+
+def test_asynchronous_files_are_those_of_a_synchronous_save(tmp_path: Path) -> None:
+    for name, flag in (("sync", ""), ("async", "--async-save --use-persistent-ckpt-worker")):
+        finished(2, f"{QUICK} --bf16 --save {tmp_path / name} --save-interval 2 --exit-interval 5 {flag}")
+    for iteration in (2, 4, 5):
+        one, other = (iteration_folder(tmp_path / name, iteration) for name in ("sync", "async"))
+        names = sorted(path.name for path in one.iterdir())
+        assert names == sorted(path.name for path in other.iterdir())
+        for name in names:
+            if name != "metadata.json":
+                assert (one / name).read_bytes() == (other / name).read_bytes(), name
+        assert diff_checkpoints(one, other).exit == 0
+
+
+def send_signal_in_step(number: int) -> None:
+    """In the second rank's process: SIGTERM during a step."""
+    if dist.get_rank() == 0:
+        return
+    run = TrainStep.run
+
+    def step(self: TrainStep, reader: object, iteration: int, consumed: int) -> object:
+        if iteration == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return run(self, reader, iteration, consumed)
+
+    TrainStep.run = step
+
+
+def test_signal_ends_the_step_saves_and_is_no_error(tmp_path: Path) -> None:
+    words = f"{QUICK} --save {tmp_path} --save-interval 2 --async-save --exit-signal-handler"
+    ranks = run_legs(2, words, functools.partial(send_signal_in_step, 3))
+    assert [rank.code for rank in ranks] == [0, 0]
+    assert "exiting program after receiving SIGTERM." in ranks[0].out
+    assert newest_iteration(tmp_path) == 3
+    assert complete_iterations(tmp_path) == [2, 3]
+
+
+def limit_file_size(rank: int) -> None:
+    """In one rank's process: no file grows beyond 50,000 bytes, as on a disk that fills up."""
+    if dist.get_rank() == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("flag", ["", "--async-save"])
+def test_full_disk_on_one_rank_is_named_and_loses_nothing(tmp_path: Path, flag: str) -> None:
+    finished(2, f"{QUICK} --use-distributed-optimizer --save {tmp_path} --save-interval 1 --exit-interval 1")
+    before = StoredCheckpoint(tmp_path).facts["digest"]
+    words = f"{QUICK} --use-distributed-optimizer --save {tmp_path} --load {tmp_path} --save-interval 1 {flag}"
+    ranks = run_legs(2, words, functools.partial(limit_file_size, 1))
+    for rank in ranks:
+        assert rank.code == 1
+        assert "iteration 2 was not saved" in rank.error
+        assert "rank 1: " in rank.error
+        assert "__1_0.distcp" in rank.error
+    assert newest_iteration(tmp_path) == 1
+    assert StoredCheckpoint(tmp_path).facts["digest"] == before
+
+
+def test_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for rank in run_legs(2, f"{QUICK} --save {tmp_path}/file/x --save-interval 1"):
+        assert rank.code == 2
+        assert "rank 0: " in rank.error
+        assert "--save" in rank.error
+        assert "iteration" not in rank.out
+
+
+def test_damaged_newest_is_3_on_every_rank_and_an_older_one_can_be_chosen(tmp_path: Path) -> None:
+    finished(2, f"{QUICK} --save {tmp_path} --save-interval 2 --exit-interval 4")
+    path = iteration_folder(tmp_path, 4) / "__1_0.distcp"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    for rank in run_legs(2, f"{QUICK} --load {tmp_path}"):
+        assert rank.code == 3
+        assert str(path) in rank.error
+    assert "at iteration 2" in finished(2, f"{QUICK} --load {tmp_path} --ckpt-step 2")
+
+
+def test_snapshot_is_private(tmp_path: Path) -> None:
+    """The writer is held back until training has changed every weight: the file still has the older ones."""
+    words = f"{QUICK} --save-interval 3 --exit-interval 5"
+    finished(1, f"{words} --save {tmp_path}/sync")
+    (ended,) = run_legs(1, f"{words} --save {tmp_path}/slow --async-save", hold_back_the_writer)
+    assert ended.code == 0, ended.error
+    assert ended.out.index("training went on") < ended.out.index("successfully saved checkpoint from iteration       3")
+    one, other = (iteration_folder(tmp_path / name, 3) for name in ("sync", "slow"))
+    assert diff_checkpoints(one, other).exit == 0
+
+
+def hold_back_the_writer() -> None:
+    """In a rank's process: the first save waits until five steps are taken, two more than before it."""
+    save, step, taken = checkpointer.save_checkpoint, TrainStep.run, threading.Semaphore(0)
+
+    def counted(self: TrainStep, *args: object) -> object:
+        result = step(self, *args)
+        taken.release()
+        return result
+
+    def late(*args: object) -> None:
+        for _ in range(5):
+            assert taken.acquire(timeout=60)
+        checkpointer.save_checkpoint = save
+        save(*args)
+
+    TrainStep.run, checkpointer.save_checkpoint = counted, late
