@@ -43,7 +43,12 @@ _DATA_FIELDS = (
 _TOKENIZER_FIELDS = (
     "tokenizer_type",
     "tokenizer_model",
+    "vocab_file",
+    "merge_file",
     "vocab_size",
+    "tiktoken_pattern",
+    "tiktoken_num_special_tokens",
+    "tokenizer_special_tokens",
     "null_tokenizer_eod_id",
     "null_tokenizer_pad_id",
 )

@@ -38,6 +38,8 @@ from tools.progress import Progress
 
 JSON_SUFFIXES = (".jsonl", ".json")
 TEXT_KEY = "text"
+MOST_TOKENS = int(np.iinfo(np.int32).max)
+"""Tokens of one sequence that the .idx file can say."""
 # Documents handed to a worker at once: enough to pay for the trip, few enough to share the work.
 _BATCH_DOCUMENTS = 64
 _BATCH_BYTES = 1 << 20
@@ -79,6 +81,10 @@ class Encoder:
                 raise DamagedInputError(f"{document.place}: {error}") from error
             if ids and self.append_eod:
                 ids.append(tokenizer.eod)
+            if len(ids) > MOST_TOKENS:
+                raise DamagedInputError(
+                    f"{document.place}: {len(ids)} tokens, the index holds {MOST_TOKENS} in a document: split it"
+                )
             encoded[key] = np.array(ids, token_dtype(tokenizer.vocab_size))
         return encoded
 
@@ -145,6 +151,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json-keys", nargs="+", default=[TEXT_KEY], metavar="KEY", help="keys of the texts in the JSON")
     made.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
     made.add_argument("--workers", type=int, default=1, metavar="N", help="processes that tokenise")
+    made.add_argument("--partitions", type=int, default=1, metavar="N", help="no effect: --workers share any input")
+    made.add_argument("--keep-sequential-samples", action="store_true", help="no effect: the order is always kept")
+    made.add_argument("--split-sentences", action="store_true", help="refused: a document is one sequence here")
     made.add_argument("--log-interval", type=int, default=1000, metavar="N", help="documents between progress lines")
     add_flags(made, TokenizerConfig)
     return made
@@ -162,6 +171,8 @@ def main(argv: Sequence[str]) -> int:
     if problems:
         raise ConfigError(problems)
     tokenizer = tokenizer_of(encoder.tokenizer_config)
+    for flag in without_effect(arguments):
+        print(f"warning: {flag}", file=sys.stderr)
     prefixes = {key: f"{arguments.output_prefix}_{key}_document" for key in encoder.keys}
     total_bytes = sum(Path(path).stat().st_size for path in arguments.input)
     counts = {"documents": 0, "tokens": 0}
@@ -188,9 +199,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def without_effect(arguments: argparse.Namespace) -> list[str]:
+    """Megatron's flags that were given and change nothing, each with its reason."""
+    notes = []
+    if arguments.partitions != 1:
+        notes.append("--partitions has no effect: any number of --workers shares one input and writes one output")
+    if arguments.keep_sequential_samples:
+        notes.append("--keep-sequential-samples has no effect: documents are always written in the order of the input")
+    return notes
+
+
 def _problems(arguments: argparse.Namespace) -> list[Problem]:
     found = [Problem(f"--input {p}", "a file that exists", "--input") for p in arguments.input if not Path(p).is_file()]
-    for flag in ("workers", "log_interval"):
+    if arguments.split_sentences:
+        needed = (
+            "documents as they are: where a sentence ends is only asked by models that are trained on sentence pairs"
+        )
+        found.append(Problem("--split-sentences", needed, "leave it out"))
+    for flag in ("workers", "log_interval", "partitions"):
         if getattr(arguments, flag) < 1:
             name = "--" + flag.replace("_", "-")
             found.append(Problem(f"{name} {getattr(arguments, flag)}", "at least 1", name))
@@ -223,6 +249,10 @@ def _texts(document: RawDocument, keys: tuple[str, ...]) -> dict[str, str]:
     for key in keys:
         if not isinstance(content, dict) or not isinstance(content.get(key), str):
             raise DamagedInputError(f'{document.place}: needs an object whose "{key}" is a text (--json-keys)')
+        try:
+            content[key].encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DamagedInputError(f'{document.place}: "{key}" holds half of a surrogate pair: no text') from error
     return {key: content[key] for key in keys}
 
 

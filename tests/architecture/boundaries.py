@@ -18,7 +18,10 @@ _EARLY_REFUSAL = "a bad command line is refused before torch is loaded"
 LATE_IMPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "pretrain_hybrid.py": (("megatron.training",), _EARLY_REFUSAL),
     "megatron/core/__init__.py": (("megatron.core",), "public names load on first use"),
+    "megatron/core/tokenizers/gpt2_bpe.py": (("tokenizers",), "optional, by flag"),
     "megatron/core/tokenizers/huggingface.py": (("tokenizers",), "optional, by flag"),
+    "megatron/core/tokenizers/sentencepiece.py": (("sentencepiece",), "optional, by flag"),
+    "megatron/core/tokenizers/tiktoken.py": (("tiktoken",), "optional, by flag"),
     "megatron/determinism/__main__.py": (("megatron.determinism",), "each subcommand loads what it needs"),
     "megatron/training/__init__.py": (("megatron.training",), _EARLY_REFUSAL),
     "megatron/training/observe/observers.py": (("megatron.training.observe",), "behind it: optional packages"),

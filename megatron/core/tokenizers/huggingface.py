@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.tokenizers.base import NO_PAD, Tokenizer
+from megatron.core.tokenizers.files import read_utf8, require_file, require_package, vocabulary_size
 
 # Names under which published tokenizers end a document, asked for only where no tokenizer_config.json says it.
 _USUAL_ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|end|>", "[EOS]")
@@ -35,7 +35,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, model: str, vocab_size: int | None = None) -> None:
         path = _tokenizer_file(model)
-        text = _read_text(path)
+        text = read_utf8(path)
         _checked_json(path, text, "model")
         self._tokenizer = _load(path, text)
         self._path = str(path)
@@ -46,18 +46,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.pad = self._pad(special, settings)
         self.special_ids = frozenset(special.values()) - {self.pad}
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        own_size = max(ids, default=-1) + 1
-        if vocab_size is not None and vocab_size < own_size:
-            raise ConfigError(
-                [
-                    Problem(
-                        f"--vocab-size {vocab_size}",
-                        f"at least the {own_size} ids of the tokenizer in {path}",
-                        "leave out --vocab-size, or make it larger",
-                    )
-                ]
-            )
-        self.vocab_size = own_size if vocab_size is None else vocab_size
+        self.vocab_size = vocabulary_size(max(ids, default=-1) + 1, vocab_size, path)
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of ``text``, without the tokens that the file's post-processor would put around it."""
@@ -133,16 +122,7 @@ class _DamageNamed:
 
 
 def _load(path: Path, text: str) -> Any:
-    if importlib.util.find_spec("tokenizers") is None:
-        raise ConfigError(
-            [
-                Problem(
-                    "--tokenizer-type HuggingFaceTokenizer",
-                    "the package tokenizers, which is not installed",
-                    "pip install tokenizers, or another --tokenizer-type",
-                )
-            ]
-        )
+    require_package("tokenizers", "HuggingFaceTokenizer")
     from tokenizers import Tokenizer as LibraryTokenizer
 
     with _DamageNamed(path):
@@ -150,26 +130,8 @@ def _load(path: Path, text: str) -> Any:
 
 
 def _tokenizer_file(model: str) -> Path:
-    path = Path(model)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise ConfigError(
-            [
-                Problem(
-                    f"--tokenizer-model {model}",
-                    f"a tokenizer.json or a folder that holds one; there is no file {path}",
-                    "--tokenizer-model",
-                )
-            ]
-        )
-    return path
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise DamagedInputError(f"{path}: not UTF-8 at byte {error.start}") from error
+    path = Path(model, "tokenizer.json") if Path(model).is_dir() else Path(model)
+    return require_file(str(path), "--tokenizer-model", "a tokenizer.json or a folder that holds one")
 
 
 def _checked_json(path: Path, text: str, key: str | None) -> dict[str, Any]:
@@ -185,7 +147,7 @@ def _checked_json(path: Path, text: str, key: str | None) -> dict[str, Any]:
 
 def _settings(path: Path) -> dict[str, Any]:
     beside = path.with_name("tokenizer_config.json")
-    return _checked_json(beside, _read_text(beside), None) if beside.is_file() else {}
+    return _checked_json(beside, read_utf8(beside), None) if beside.is_file() else {}
 
 
 def _token_named(settings: dict[str, Any], key: str) -> str | None:

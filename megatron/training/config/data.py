@@ -9,7 +9,7 @@ from typing import Literal
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.fields import operational, trajectory
 from megatron.core.datasets.splits import split_problems
-from megatron.core.tokenizers.build import tokenizer_problems
+from megatron.core.tokenizers.build import TokenizerChoice, tokenizer_problems
 
 PER_SPLIT_FLAGS = ("--train-data-path", "--valid-data-path", "--test-data-path")
 
@@ -124,11 +124,26 @@ class TokenizerConfig:
     """The tokenizer and the size of the vocabulary."""
 
     tokenizer_type: str | None = trajectory(None)
-    """ByteTokenizer, HuggingFaceTokenizer or NullTokenizer."""
+    """ByteTokenizer, GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer, TikTokenizer, or one of the names for a
+    SentencePiece model: SentencePieceTokenizer, GPTSentencePieceTokenizer, Llama2Tokenizer."""
     tokenizer_model: str | None = operational(None)
-    """A Hugging Face tokenizer.json, or a folder that holds one, for HuggingFaceTokenizer."""
+    """A Hugging Face tokenizer.json or its folder, a SentencePiece .model file, or a tiktoken vocabulary in JSON."""
+    vocab_file: str | None = operational(None)
+    """The vocab.json of GPT2BPETokenizer."""
+    merge_file: str | None = operational(None)
+    """The merges.txt of GPT2BPETokenizer."""
     vocab_size: int | None = trajectory(None)
-    """Vocabulary of NullTokenizer; for the others a larger vocabulary than the tokenizer's own."""
+    """Vocabulary of NullTokenizer; of TikTokenizer the ids that are kept, special ones included (131,072 when not
+    given); for the others a larger vocabulary than the tokenizer's own."""
+    tiktoken_pattern: str | None = trajectory(None)
+    """How TikTokenizer cuts text before merging: v1 or v2 (when not given)."""
+    tiktoken_num_special_tokens: int | None = trajectory(None)
+    """Ids of TikTokenizer that are special tokens; 1,000 when not given."""
+    tokenizer_special_tokens: tuple[str, ...] | None = trajectory(
+        None, flags=("--tokenizer-special-tokens", "--tiktoken-special-tokens")
+    )
+    """Names of TikTokenizer's special tokens from 0 on; <unk> <s> </s> <mask> <pad> <cls> <sep> when not given. The
+    rest is filled with <SPECIAL_7> and so on."""
     null_tokenizer_eod_id: int | None = trajectory(None)
     """End-of-document id of NullTokenizer; default: vocabulary size - 1."""
     null_tokenizer_pad_id: int = trajectory(-1)
@@ -141,15 +156,24 @@ class TokenizerConfig:
     pad_vocab_size: bool = trajectory(True)
     """Pad the vocabulary at all; off, the tensor-parallel size must divide it."""
 
-    def problems(self) -> list[Problem]:
-        """Everything about these settings that cannot work, without looking at a file."""
-        found = tokenizer_problems(
-            self.tokenizer_type,
+    def choice(self) -> TokenizerChoice:
+        """What ``build_tokenizer`` takes."""
+        return TokenizerChoice(
+            kind=self.tokenizer_type,
             model=self.tokenizer_model,
+            vocab_file=self.vocab_file,
+            merge_file=self.merge_file,
             vocab_size=self.vocab_size,
             eod_id=self.null_tokenizer_eod_id,
             pad_id=self.null_tokenizer_pad_id,
+            pattern=self.tiktoken_pattern,
+            num_special=self.tiktoken_num_special_tokens,
+            special_tokens=self.tokenizer_special_tokens,
         )
+
+    def problems(self) -> list[Problem]:
+        """Everything about these settings that cannot work, without looking at a file."""
+        found = tokenizer_problems(self.choice())
         if self.make_vocab_size_divisible_by < 1:
             found.append(
                 Problem(

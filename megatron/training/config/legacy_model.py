@@ -202,13 +202,6 @@ PRECISION = (
 )
 
 DATA = (
-    FlagFamily(
-        kind="refused",
-        reason="tokenizers are read from Hugging Face's tokenizer.json",
-        change="convert it; --tokenizer-type HuggingFaceTokenizer --tokenizer-model FILE",
-        values="--vocab-file --merge-file --tiktoken-pattern --tiktoken-num-special-tokens",
-        lists="--tokenizer-special-tokens --tiktoken-special-tokens",
-    ),
     FlagFamily(kind="ignored", reason="a tokenizer never runs code of its own", switches="--trust-remote-code"),
     FlagFamily(
         kind="ignored",

@@ -28,6 +28,7 @@ from megatron.core.datasets.splits import DEFAULT_SPLIT
 from megatron.core.models.hybrid.hybrid_layer_allocation import HybridPattern, parse_pattern, pattern_problems
 from megatron.core.process_groups.topology import LogicalLayout, Topology, default_block, plan_topology
 from megatron.core.tokenizers.byte import ByteTokenizer
+from megatron.core.tokenizers.tiktoken import DEFAULT_VOCAB_SIZE
 from megatron.training.config.data import DataConfig, TokenizerConfig, padded_vocabulary
 from megatron.training.config.run import RunConfig
 from megatron.training.config.training import TrainingConfig
@@ -59,11 +60,13 @@ def resolve_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
 
 
 def vocabulary_without_files(config: TokenizerConfig) -> int | None:
-    """The vocabulary where no tokenizer file says it; ``None`` where one does."""
+    """The vocabulary where it does not take a file to say it; ``None`` where it does."""
     if config.tokenizer_type == "NullTokenizer":
         return config.vocab_size
     if config.tokenizer_type == "ByteTokenizer":
         return config.vocab_size or ByteTokenizer.vocab_size
+    if config.tokenizer_type == "TikTokenizer":
+        return config.vocab_size or DEFAULT_VOCAB_SIZE
     return None
 
 

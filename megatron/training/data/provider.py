@@ -74,13 +74,7 @@ def tokenizer_from(config: TokenizerConfig) -> Tokenizer:
     Raises:
         ConfigError, DamagedInputError: see ``build_tokenizer``.
     """
-    return build_tokenizer(
-        config.tokenizer_type,
-        model=config.tokenizer_model,
-        vocab_size=config.vocab_size,
-        eod_id=config.null_tokenizer_eod_id,
-        pad_id=config.null_tokenizer_pad_id,
-    )
+    return build_tokenizer(config.choice())
 
 
 def build_datasets(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from megatron.core.datasets.indexed_dataset import IndexedDataset
+from tools import preprocess_data
 from tools.command_line import run_tool
 from tools.preprocess_data import main
 
@@ -87,7 +88,7 @@ def test_workers_change_nothing(tmp_path: Path):
         ("a.jsonl", b'{"body": "a"}\n', 'a.jsonl: line 1: needs an object whose "text" is a text'),
         ("a.jsonl", b'{"text": 3}\n', 'a.jsonl: line 1: needs an object whose "text" is a text'),
         ("a.jsonl", b"[1]\n", "a.jsonl: line 1: needs an object"),
-        ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl: line 1: 'utf-8' codec can't encode"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', 'a.jsonl: line 1: "text" holds half of a surrogate pair'),
         ("a.jsonl", b"\n", "no text in it"),
     ],
 )
@@ -121,10 +122,44 @@ def test_all_problems_at_once(tmp_path: Path, capsys):
     assert "6 problems" in error
 
 
-@pytest.mark.parametrize("flag", ["--tokenizer-typ", "--split-sentences"])
+@pytest.mark.parametrize("flag", ["--tokenizer-typ", "--split-sentence"])
 def test_unknown_or_shortened_flags_are_refused(tmp_path: Path, flag: str, capsys):
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(SystemExit) as caught:
         _run(tmp_path, "--input", str(tmp_path / "a.txt"), *BYTES, flag)
     assert caught.value.code == 2
     assert flag in capsys.readouterr().err
+
+
+def test_sentences_are_not_split(tmp_path: Path, capsys):
+    source = _lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    assert _run(tmp_path, "--input", source, "--split-sentences", *BYTES) == 2
+    assert "given --split-sentences; needed: documents as they are" in capsys.readouterr().err
+
+
+def test_flags_without_effect_warn_and_change_nothing(tmp_path: Path, capsys):
+    source = _lines(tmp_path / "a.jsonl", [{"text": letter} for letter in "abc"])
+    assert _run(tmp_path, "--input", source, *BYTES) == 0
+    assert "warning" not in capsys.readouterr().err
+    flags = ("--partitions", "2", "--keep-sequential-samples")
+    assert _run(tmp_path, "--input", source, *flags, *BYTES, prefix="same") == 0
+    assert capsys.readouterr().err.count("warning: --") == 2
+    for suffix in ("bin", "idx"):
+        one, two = (tmp_path / f"{prefix}_text_document.{suffix}" for prefix in ("out", "same"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_document_longer_than_the_index_can_say_is_named(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preprocess_data, "MOST_TOKENS", 4)
+    source = _lines(tmp_path / "a.jsonl", [{"text": "abcd"}, {"text": "abcde"}])
+    assert _run(tmp_path, "--input", source, *BYTES) == 3
+    assert "a.jsonl: line 2: 5 tokens, the index holds 4 in a document" in capsys.readouterr().err
+
+
+def test_nothing_of_odd_text_is_lost(tmp_path: Path):
+    """Line separators of Unicode, NUL, carriage returns, a last line without an end, one document of a megabyte."""
+    texts = ["a\u2028b\u0085c", "\0", "x\r\ny\r", " ", "\n\n", "z" * (1 << 20), "\ufeffend"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts), "utf-8")
+    assert _run(tmp_path, "--input", str(path), *BYTES) == 0
+    assert [bytes(ids).decode() for ids in _documents(tmp_path / "out_text_document")] == texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -14,11 +15,16 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from megatron.core.config.errors import ConfigError, DamagedInputError
-from megatron.core.tokenizers.base import loss_pad_id
-from megatron.core.tokenizers.build import TOKENIZER_TYPES, build_tokenizer, tokenizer_problems
+from megatron.core.tokenizers.base import Tokenizer, loss_pad_id
+from megatron.core.tokenizers.build import TokenizerChoice, build_tokenizer, tokenizer_problems
 from megatron.core.tokenizers.byte import ByteTokenizer
 from megatron.core.tokenizers.huggingface import HuggingFaceTokenizer
 from megatron.core.tokenizers.null import NullTokenizer
+
+
+def chosen(kind: str | None, **options: Any) -> Tokenizer:
+    return build_tokenizer(TokenizerChoice(kind=kind, **options))
+
 
 TEXTS = ["", "plain", "caf\u00e9 \u4e2d\u6587 \U0001f600", "a\r\nb\0\t", "\x7f\x80\uffff"]
 
@@ -32,24 +38,24 @@ def test_bytes_round_trip(text: str):
 
 
 def test_byte_layout():
-    tokenizer = build_tokenizer("ByteTokenizer")
+    tokenizer = chosen("ByteTokenizer")
     assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (258, 256, 257)
     assert tokenizer.detokenize([0x61, 0xFF]) == "a\ufffd"
-    assert build_tokenizer("ByteTokenizer", vocab_size=512).vocab_size == 512
+    assert chosen("ByteTokenizer", vocab_size=512).vocab_size == 512
     assert ByteTokenizer.vocab_size == 258
     with pytest.raises(ValueError, match="surrogates"):
         tokenizer.tokenize("\ud800")
 
 
 def test_null():
-    tokenizer = build_tokenizer("NullTokenizer", vocab_size=512)
+    tokenizer = chosen("NullTokenizer", vocab_size=512)
     assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (512, 511, -1)
     assert tokenizer.tokenize(" 1 2\n511 ") == [1, 2, 511]
     assert tokenizer.detokenize([1, 2, 511]) == "1 2"
     for text in ("512", "-1", "x", "1.0"):
         with pytest.raises(ValueError):
             tokenizer.tokenize(text)
-    assert build_tokenizer("NullTokenizer", vocab_size=512, eod_id=3, pad_id=4).eod == 3
+    assert chosen("NullTokenizer", vocab_size=512, eod_id=3, pad_id=4).eod == 3
 
 
 def test_pad_that_is_also_another_token_masks_nothing():
@@ -75,7 +81,7 @@ def _write(folder: Path, special: list[str], settings: dict | None = None) -> Pa
 def test_hugging_face_file_and_folder(tmp_path: Path):
     path = _write(tmp_path / "t", ["<|endoftext|>", "<pad>", "<mask>"])
     for model in (path, path.parent):
-        tokenizer = build_tokenizer("HuggingFaceTokenizer", model=str(model))
+        tokenizer = chosen("HuggingFaceTokenizer", model=str(model))
         assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (7, 4, 5)
         assert tokenizer.special_ids == {4, 6}
         assert tokenizer.tokenize("world hello new") == [2, 1, 0]
@@ -100,9 +106,9 @@ def test_hugging_face_without_one_end_of_document_is_refused(tmp_path: Path, spe
 
 def test_hugging_face_vocabulary_size(tmp_path: Path):
     path = str(_write(tmp_path / "t", ["</s>"]))
-    assert build_tokenizer("HuggingFaceTokenizer", model=path, vocab_size=100).vocab_size == 100
+    assert chosen("HuggingFaceTokenizer", model=path, vocab_size=100).vocab_size == 100
     with pytest.raises(ConfigError, match="at least the 5 ids"):
-        build_tokenizer("HuggingFaceTokenizer", model=path, vocab_size=4)
+        chosen("HuggingFaceTokenizer", model=path, vocab_size=4)
 
 
 def test_hugging_face_damage_is_named(tmp_path: Path):
@@ -142,7 +148,14 @@ def test_identifiers_tell_tokenizers_apart(tmp_path: Path):
     ("kind", "options", "message"),
     [
         (None, {}, "no --tokenizer-type"),
-        ("GPT2BPETokenizer", {}, "tokenizer.json"),
+        ("GPT2BPETokenizer", {}, "--vocab-file"),
+        ("GPT2BPETokenizer", {"vocab_file": "x"}, "--merge-file"),
+        ("TikTokenizer", {}, "--tokenizer-model"),
+        ("TikTokenizer", {"model": "x", "pattern": "v3"}, "v1 or v2"),
+        ("TikTokenizer", {"model": "x", "num_special": 6}, "at least the 7 that have names"),
+        ("TikTokenizer", {"model": "x", "special_tokens": ("<unk>",)}, "</s>"),
+        ("Llama2Tokenizer", {}, "a SentencePiece .model file"),
+        ("ByteTokenizer", {"pattern": "v1"}, "TikTokenizer, whose setting it is"),
         ("SFTTokenizer", {}, "pre-training"),
         ("ByteTokeniser", {}, "--tokenizer-type ByteTokenizer$"),
         ("NullTokenizer", {}, "--vocab-size"),
@@ -151,18 +164,11 @@ def test_identifiers_tell_tokenizers_apart(tmp_path: Path):
         ("NullTokenizer", {"vocab_size": 9, "pad_id": -2}, "--null-tokenizer-pad-id"),
         ("NullTokenizer", {"vocab_size": 9, "model": "x"}, "--tokenizer-model"),
         ("HuggingFaceTokenizer", {}, "--tokenizer-model"),
-        ("HuggingFaceTokenizer", {"model": "x", "eod_id": 1}, "whose ids they are"),
+        ("HuggingFaceTokenizer", {"model": "x", "eod_id": 1}, "NullTokenizer, whose setting it is"),
         ("ByteTokenizer", {"vocab_size": 257}, "at least 258"),
     ],
 )
 def test_refused(kind, options, message):
-    assert any(message.rstrip("$") in str(p) for p in tokenizer_problems(kind, **options))
+    assert any(message.rstrip("$") in str(p) for p in tokenizer_problems(TokenizerChoice(kind=kind, **options)))
     with pytest.raises(ConfigError, match=message):
-        build_tokenizer(kind, **options)
-
-
-def test_every_type_can_be_chosen(tmp_path: Path):
-    model = str(_write(tmp_path / "t", ["</s>"]))
-    options = {"NullTokenizer": {"vocab_size": 9}, "HuggingFaceTokenizer": {"model": model}}
-    for kind in TOKENIZER_TYPES:
-        assert type(build_tokenizer(kind, **options.get(kind, {}))).__name__ == kind
+        chosen(kind, **options)
