@@ -58,7 +58,7 @@ MOMENTS = (
     Moment("retention", save, "remove_superseded", complete=True),
     Moment("all done, rank 1", save.CheckpointGroup, "failures", rank=1, nth=2, complete=None),
 )
-SOME = MOMENTS[::3]
+SOME = MOMENTS[1::4]
 WORDS = "--bf16 --use-distributed-optimizer --train-iters 60 --eval-iters 0 --save-interval 1"
 
 

@@ -85,7 +85,7 @@ def test_every_data_parallel_size_reads_every_other(tmp_path: Path) -> None:
     """Uneven cuts, ranks that hold nothing but padding, another logical size each time: no padding reaches a file."""
     tiny = f"--hidden-size 16 --kv-channels 4 --mamba-num-heads 4 --mamba-head-dim 8 {CUT} --global-batch-size 24"
     first = before = saved(tmp_path / "0", 1, tiny)
-    for number, ranks in enumerate((3, 2, 8, 4, 1), 1):
+    for number, ranks in enumerate((3, 4, 2, 1), 1):
         after = resaved(before, tmp_path / str(number), ranks, f"{tiny} {NEW}")
         require_same(first, after)
         before = after
@@ -119,14 +119,11 @@ def test_masters_are_stored_in_fp32_bits(tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (TP2, "another logical layout than"),
-        (f"{TP2} {NEW}", "the same tp"),
-        ("--micro-batch-size 2", "--micro-batch-size (micro_batch_size 1), or --new-logical-layout"),
         (EP2, "--expert-model-parallel-size (ep 1), or --new-logical-layout"),
-        ("--logical-data-parallel-size 4 --global-batch-size 8", "the checkpoint's is"),
     ],
 )
 def test_another_logical_layout_is_refused_with_both(tmp_path: Path, words: str, expected: str) -> None:
-    saved(tmp_path, 2, "--global-batch-size 8" if "size 8" in words else "")
+    saved(tmp_path, 2)
     ranks = run_legs(2, f"{words} --load {tmp_path}")
     for rank in ranks:
         assert rank.code == 2

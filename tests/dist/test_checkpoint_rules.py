@@ -98,10 +98,17 @@ def test_stored_schedule_is_the_whole_one(saved: Path) -> None:
     assert weight_decay(COSINE, 16) == pytest.approx(0.15)
 
 
-@pytest.mark.parametrize("saving", ["", "--no-save-optim", "--no-save-rng", "--no-save-optim --no-save-rng"])
+SWITCHES = {
+    "": ("", "--no-load-rng", "--no-load-optim --no-load-rng"),
+    "--no-save-optim": ("", "--no-load-optim", "--finetune"),
+    "--no-save-optim --no-save-rng": ("--no-load-optim", "--no-load-optim --no-load-rng", "--no-load-rng"),
+}
+
+
+@pytest.mark.parametrize("saving", SWITCHES)
 def test_switches_of_saving_and_loading_are_independent(tmp_path: Path, saving: str) -> None:
     finished(1, f"{QUICK} --save {tmp_path}/c --save-interval 100 --exit-interval 1 {saving}")
-    for loading in ("", "--no-load-optim", "--no-load-rng", "--no-load-optim --no-load-rng", "--finetune"):
+    for loading in SWITCHES[saving]:
         (ended,) = run_legs(1, f"{QUICK} --load {tmp_path}/c --exit-interval 2 {loading}")
         refused = "--no-save-optim" in saving and "--no-load-optim" not in loading and loading != "--finetune"
         assert ended.code == (2 if refused else 0), ended.error
