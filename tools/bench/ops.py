@@ -1,7 +1,7 @@
 """Times the CUDA variants of ops at the sizes of tools/bench/shapes.py, after checking them.
 
-    python tools/bench/ops.py --op ssd_scan --op rms_norm
-    python tools/bench/ops.py --op all --variant deterministic_triton --json times.json
+    python -m tools.bench.ops --op ssd_scan --op rms_norm
+    python -m tools.bench.ops --op all --variant deterministic_triton --json times.json
 
 A variant whose conformance is red is not timed, and the command then exits with 1. Deterministic algorithms are on, so
 CUBLAS_WORKSPACE_CONFIG has to be set. Prints, per variant and shape, the median of the forward, of forward and
@@ -14,20 +14,20 @@ import argparse
 import gc
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from megatron.core.digest.bits import same_bits
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import Op, Variant
-from tests.ops.test_conformance import changing_bits, unlike_reference
 from tools.bench.shapes import WORKLOADS, Workload
 
+ROOT = Path(__file__).resolve().parents[2]
 WARM_UP, REPEATS, REPLAYS = 3, 15, 5
 QUEUE_CYCLES = 3_000_000
 """The GPU waits that long before a timed run, so that its launches are queued and host time is not measured."""
@@ -51,22 +51,42 @@ def median_ms(run: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def red(op: Op, variant: Variant) -> list[str]:
-    """What the conformance tests say against a variant in bf16 on the GPU."""
-    device = torch.device("cuda")
+def selected(ops: list[str], names: list[str] | None) -> list[tuple[Op, Variant]]:
+    """Variants to time: of these ops (or ``all``), of these names, or all but the reference."""
     return [
-        *unlike_reference(op, variant.fn, torch.bfloat16, device),
-        *changing_bits(op, variant.fn, torch.bfloat16, device),
+        (op, variant)
+        for op in ALL_OPS
+        if op.spec.name in WORKLOADS and {"all", op.spec.name} & set(ops)
+        for variant in op.variants
+        if (variant.name in names if names else variant is not op.variants[-1])
+        if "cuda" in variant.guarantee and torch.bfloat16 in variant.dtypes
     ]
+
+
+def red(wanted: list[tuple[Op, Variant]]) -> tuple[set[str], str]:
+    """Test ids of variants whose conformance in bf16 on the GPU is red (all, if the tests did not run), and a report."""
+    ids = [test_id(op, variant) for op, variant in wanted]
+    command = [sys.executable, "-m", "pytest", "tests/ops", "-m", "gpu", "-q", "-rfE", "-k", " or ".join(ids)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        return set(ids), done.stdout + done.stderr
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return {i for i in ids if any(i in failure for failure in failures)}, "\n".join(failures)
+
+
+def test_id(op: Op, variant: Variant) -> str:
+    """How the conformance tests name a variant in bf16 on CUDA."""
+    return f"[{op.spec.name}-{variant.name}-bfloat16-cuda]"
 
 
 def runs(variant: Variant, work: Workload) -> tuple[Callable[[], tuple], Callable[[], tuple] | None]:
     """The forward, and forward with backward where the workload has gradients."""
-    leaves = {at: (work.kwargs[at] if isinstance(at, str) else work.args[at]).detach() for at in work.grads}
-    for leaf in leaves.values():
-        leaf.requires_grad_(True)
-    args = tuple(leaves.get(i, value) for i, value in enumerate(work.args))
-    kwargs = {name: leaves.get(name, value) for name, value in work.kwargs.items()}
+    values: dict[int | str, Any] = dict(enumerate(work.args))
+    values.update(work.kwargs)
+    leaves = {at: values[at].detach().requires_grad_(True) for at in work.grads}
+    values |= leaves
+    args = tuple(values[i] for i in range(len(work.args)))
+    kwargs = {name: values[name] for name in work.kwargs}
 
     def forward() -> tuple:
         out = variant.fn(*args, **kwargs)
@@ -135,30 +155,28 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Check, time and print; 1 if a variant was red or its replays differed."""
+    """Check, time and print; 1 if a variant was red or its replays differed, 2 without a CUDA device."""
     options = parsed(arguments)
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing can be timed", file=sys.stderr)
+        return 2
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
+    wanted = selected(options.op, options.variant)
+    refused, report = red(wanted)
+    print(report, end="\n" if report else "")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n{line(list(COLUMNS))}")
-    rows, failed = [], False
-    for op in ALL_OPS:
-        if op.spec.name not in WORKLOADS or not {"all", op.spec.name} & set(options.op):
+    rows, failed = [], bool(refused)
+    for op, variant in wanted:
+        if test_id(op, variant) in refused:
+            print(line([op.spec.name, variant.name, "not timed: conformance is red", "", "", "", ""]), flush=True)
             continue
-        for variant in op.variants:
-            wanted = variant.name in options.variant if options.variant else variant is not op.variants[-1]
-            if not wanted or "cuda" not in variant.guarantee or torch.bfloat16 not in variant.dtypes:
-                continue
-            if problems := red(op, variant):
-                failed = True
-                print(line([op.spec.name, variant.name, "not timed: conformance is red", "", "", "", ""]))
-                print("\n".join(f"    {problem}" for problem in problems[:3]), flush=True)
-                continue
-            for row in measured(op, variant):
-                rows.append(row)
-                failed |= row["replays"] != "same"
-                print(line([row[name] for name in COLUMNS]), flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
+        for row in measured(op, variant):
+            rows.append(row)
+            failed |= row["replays"] != "same"
+            print(line([row[name] for name in COLUMNS]), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return int(failed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,7 +24,7 @@ class Workload:
 
     label: str
     args: tuple
-    kwargs: Mapping[str, object] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     grads: tuple[int | str, ...] = ()
     flops: float = 0.0
     moved_bytes: float = 0.0
@@ -126,6 +128,7 @@ def linear_grad() -> list[Workload]:
 
 def norms(op: str) -> list[Workload]:
     """``rms_norm`` of the stream, ``gated_rms_norm`` of the mixer's output."""
+    args: tuple
     if op == "rms_norm":
         args = (_normal(TOKENS, 1, HIDDEN), _normal(HIDDEN, fp32=True), 1e-5)
         return [Workload(label="8192x2688", args=args, grads=(0, 1), moved_bytes=10.0 * TOKENS * HIDDEN)]
@@ -160,6 +163,7 @@ def cross_entropy(op: str) -> list[Workload]:
 
 def rest(op: str) -> list[Workload]:
     """Elementwise ops and the embedding's gradient."""
+    args: tuple
     numel = 1 << 28
     if op == "adam_step":
         scalars = AdamScalars(lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=7, clip_factor=0.5)
@@ -188,8 +192,8 @@ WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "grouped_grad": grouped_grad,
     "linear_grad": linear_grad,
     "activation": activation,
-    **{op: lambda op=op: norms(op) for op in ("rms_norm", "gated_rms_norm")},
-    **{op: lambda op=op: permutation(op) for op in ("moe_permute", "moe_unpermute")},
-    **{op: lambda op=op: cross_entropy(op) for op in ("cross_entropy_stats", "cross_entropy_grad")},
-    **{op: lambda op=op: rest(op) for op in ("adam_step", "blocked_fold", "dropout", "rope", "embedding_grad")},
+    **{op: partial(norms, op) for op in ("rms_norm", "gated_rms_norm")},
+    **{op: partial(permutation, op) for op in ("moe_permute", "moe_unpermute")},
+    **{op: partial(cross_entropy, op) for op in ("cross_entropy_stats", "cross_entropy_grad")},
+    **{op: partial(rest, op) for op in ("adam_step", "blocked_fold", "dropout", "rope", "embedding_grad")},
 }

@@ -9,6 +9,7 @@ import functools
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -23,8 +24,8 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    graph: object
-    slots: dict[str, object]
+    graph: Any
+    slots: dict[str, Any]
     workspace_bytes: int
 
 
@@ -38,12 +39,12 @@ def _frontend() -> ModuleType:
 
 
 @functools.cache
-def _handle(device_index: int) -> object:
+def _handle(device_index: int) -> Any:
     with torch.cuda.device(device_index):
         return _frontend().create_handle()
 
 
-def _graph(device_index: int) -> object:
+def _graph(device_index: int) -> Any:
     kinds = _frontend().data_type
     return _frontend().pygraph(
         io_data_type=kinds.BFLOAT16,
@@ -53,12 +54,12 @@ def _graph(device_index: int) -> object:
     )
 
 
-def _input(graph: object, name: str, layout: Layout, *, fp32: bool = False) -> object:
+def _input(graph: Any, name: str, layout: Layout, *, fp32: bool = False) -> Any:
     kind = _frontend().data_type.FLOAT if fp32 else _frontend().data_type.BFLOAT16
     return graph.tensor(name=name, dim=list(layout[0]), stride=list(layout[1]), data_type=kind)
 
 
-def _built(graph: object, slots: dict[str, object]) -> _Plan:
+def _built(graph: Any, slots: dict[str, Any]) -> _Plan:
     """Heuristic A's first plan: a fixed function of shapes and versions; nothing is timed."""
     graph.validate()
     graph.build_operation_graph()

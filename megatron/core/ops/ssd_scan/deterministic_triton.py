@@ -88,7 +88,7 @@ def _sizes(x_BSND: torch.Tensor, B_BSGK: torch.Tensor, chunk_size: int) -> _Size
 
 def _strides(**tensors: torch.Tensor) -> dict[str, int]:
     """Strides of the first three dims as the kernels name them: x_b, x_s, x_n; B_b, B_s, B_g; ..."""
-    out = {}
+    out: dict[str, int] = {}
     for name, tensor in tensors.items():
         third = "n" if name == "x" else "g"
         out.update(zip((f"{name}_b", f"{name}_s", f"{name}_{third}"), tensor.stride(), strict=False))
