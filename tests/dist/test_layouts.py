@@ -34,6 +34,13 @@ class Cell:
 TWO = (2,)
 PP2 = "--pipeline-model-parallel-size 2"
 TP2_SP = "--tensor-model-parallel-size 2 --sequence-parallel"
+CAPACITY = "--moe-expert-capacity-factor 0.8"
+PADDED = "--moe-pad-expert-input-to-capacity --moe-token-drop-policy position"
+LATENT = "--moe-latent-size 32 --moe-shared-expert-gate"
+LOSSES = (
+    "--moe-router-load-balancing-type aux_loss seq_aux_loss global_aux_loss --moe-aux-loss-coeff 1e-2 1e-2 1e-2 "
+    "--moe-z-loss-coeff 1e-3 --moe-router-num-groups 2 --moe-router-group-topk 1 --moe-router-dtype fp64"
+)
 CELLS = (
     Cell("TP2", 2, "--tensor-model-parallel-size 2", pattern="M*-M"),
     Cell("TP2-SP", 2, f"{TP2_SP} --expert-tensor-parallel-size 1"),
@@ -64,6 +71,17 @@ CELLS = (
     Cell("TP2-MTP", 2, "--tensor-model-parallel-size 2", pattern="M*-/M-", microbatches=TWO),
     Cell("PP2-repeated-MTP", 2, PP2, "ME*|-/*E/*E", bits=True, recipe="--mtp-use-repeated-layer", microbatches=TWO),
     Cell("EP2-MTP", 2, "--expert-model-parallel-size 2", "M-/*E", ldp=2, microbatches=TWO),
+    Cell("EP2-capacity", 2, "--expert-model-parallel-size 2", "E-E", ldp=2, recipe=CAPACITY, microbatches=TWO),
+    Cell("PP2-padded-capacity", 2, PP2, "E|-E", bits=True, recipe=f"{CAPACITY} {PADDED}", microbatches=TWO),
+    Cell("PP2-latent-all-losses", 2, PP2, "ME|-E", bits=True, recipe=f"{LATENT} {LOSSES}", microbatches=TWO),
+    Cell(
+        "TP2xEP2-latent",
+        2,
+        f"{TP2_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1",
+        "ME-",
+        recipe=LATENT,
+        microbatches=TWO,
+    ),
     Cell("PP4-no-MoE-no-layer-stages", 4, PP2.replace("2", "4"), "|M*|E-|/E", bits=True, microbatches=TWO),
 )
 

@@ -27,7 +27,7 @@ BIASED = {**LEARNED, "add_bias_linear": True, "swiglu": False, "hybrid_layer_pat
 SOFTMAX = {
     "moe_router_score_function": "softmax",
     "moe_router_enable_expert_bias": False,
-    "moe_router_load_balancing_type": "aux_loss",
+    "moe_router_load_balancing_type": ("aux_loss",),
     "moe_input_jitter_eps": 0.1,
     "moe_router_dtype": None,
     "add_bias_linear": True,

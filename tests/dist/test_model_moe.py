@@ -42,10 +42,12 @@ def test_expert_gradients_do_not_depend_on_expert_parallelism(ep: int, num_micro
 def _same_sequence(
     layout: Layout, size: int, num_microbatches: int, changes: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Router gradients when every slot holds the same sequence, averaged over micro-batches."""
+    """Router gradients when every slot holds the same sequence, averaged over micro-batches, or over all tokens where
+    the loss is one per token."""
     groups = groups_for_test(tp=layout.tp, ep=layout.ep, etp=layout.etp)
     context = tiny_context(groups, sequence_parallel=layout.sequence_parallel)
-    chunks = build_hybrid_chunks(tiny_config(moe_aux_loss_coeff=100.0, **changes), context, VOCAB_SIZE)
+    config = tiny_config(**{"moe_aux_loss_coeff": (100.0,), **changes})
+    chunks = build_hybrid_chunks(config, context, VOCAB_SIZE)
     params = attach_main_grads(chunks)
     one = tiny_batch(0, 0)
     batch = Batch(
@@ -57,18 +59,27 @@ def _same_sequence(
     for index in range(num_microbatches):
         place = Microbatch(iteration=1, shard=0, index=index, num_microbatches=num_microbatches)
         chunks[0](batch, None, place)[0].backward()
-    return {name: grad for name, grad in gather_whole(groups, params).items() if "router" in name}
+    divisor = num_microbatches * batch.loss_mask_BS.sum().item() if config.calculate_per_token_loss else 1.0
+    return {name: grad / divisor for name, grad in gather_whole(groups, params).items() if "router" in name}
 
 
-@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
-def test_balancing_loss_keeps_its_scale(kind: str) -> None:
-    """BR-09: micro-batch size, number of micro-batches and tensor parallelism leave the router's gradient alone."""
-    changes = {"moe_router_load_balancing_type": kind, "hybrid_layer_pattern": "ME*E"}
+KINDS = ["aux_loss", "seq_aux_loss", "global_aux_loss", "z_loss"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auxiliary_loss_keeps_its_scale(kind: str) -> None:
+    """BR-09: micro-batch size, number of micro-batches, tensor parallelism and the loss's unit leave the router's
+    gradient alone, also where tokens are masked."""
+    changes: dict[str, Any] = {"moe_router_load_balancing_type": (kind,), "hybrid_layer_pattern": "ME*E"}
+    if kind == "z_loss":
+        changes |= {"moe_router_load_balancing_type": ("none",), "moe_z_loss_coeff": 100.0}
     want = _same_sequence(Layout(), 1, 1, changes)
     assert all(grad.norm() > 1.0 for grad in want.values())
     others = [_same_sequence(Layout(), 2, 1, changes), _same_sequence(Layout(), 1, 4, changes)]
     cut = Layout(tp=2, sequence_parallel=True, etp=1)
     others.append(run_ranks(2, _same_sequence, cut, 2, 2, changes)[0])
+    per_token = {**changes, "calculate_per_token_loss": True}
+    others += [_same_sequence(Layout(), 1, 1, per_token), _same_sequence(Layout(), 2, 4, per_token)]
     for other in others:
         for name, grad in want.items():
             assert relative_error(other[name], grad) <= TOLERANCE, name
@@ -87,10 +98,11 @@ def _idle_rank(layout: Layout, changes: dict[str, Any]) -> tuple[dict, dict[str,
     return losses, gather_whole(groups, params)
 
 
-def test_a_rank_without_tokens_takes_part_and_gets_zero_gradients() -> None:
-    """BR-11."""
-    want_losses, want = _idle_rank(Layout(), {})
-    for losses, grads in run_ranks(2, _idle_rank, Layout(dp=2, ep=2), {}):
+@pytest.mark.parametrize("changes", [{}, {"moe_expert_capacity_factor": 1.0}, {"moe_latent_size": 16}])
+def test_a_rank_without_tokens_takes_part_and_gets_zero_gradients(changes: dict[str, Any]) -> None:
+    """BR-11, also where tokens are dropped."""
+    want_losses, want = _idle_rank(Layout(), changes)
+    for losses, grads in run_ranks(2, _idle_rank, Layout(dp=2, ep=2), changes):
         assert all(loss == pytest.approx(want_losses[place], rel=TOLERANCE) for place, loss in losses.items())
         for name, grad in want.items():
             assert relative_error(grads[name], grad) <= TOLERANCE, name

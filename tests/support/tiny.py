@@ -62,8 +62,8 @@ def tiny_config(**changes: Any) -> TransformerConfig:
         "moe_router_topk": 2,
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,
-        "moe_router_load_balancing_type": "seq_aux_loss",
-        "moe_aux_loss_coeff": 1e-2,
+        "moe_router_load_balancing_type": ("seq_aux_loss",),
+        "moe_aux_loss_coeff": (1e-2,),
         "moe_router_topk_scaling_factor": 2.5,
         "moe_router_dtype": "fp32",
         "moe_shared_expert_intermediate_size": 128,
@@ -166,7 +166,7 @@ class Step:
     values this rank held of parameters that all tensor-parallel ranks hold."""
 
     losses: dict[tuple[int, int], tuple[float, int]]
-    aux: dict[tuple[int, int], dict[int, float]]
+    aux: dict[tuple[int, int], dict[tuple[str, int], float]]
     token_counts: dict[str, list[int]]
     grads: dict[str, torch.Tensor]
     own_grads: dict[str, torch.Tensor]
@@ -217,8 +217,8 @@ def run_microbatches(
         activation, layers = None, {}
         for chunk in chunks:
             activation, report = chunk(batch, activation, microbatch)
-            for values in report.per_layer.values():
-                layers.update({layer: value.item() for layer, value in values.items()})
+            for name, values in report.per_layer.items():
+                layers.update({(name, layer): value.item() for layer, value in values.items()})
         activation.backward()
         losses[shard, index] = (report.loss_sum.item(), report.num_tokens.item())
         aux[shard, index] = layers

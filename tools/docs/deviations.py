@@ -54,6 +54,26 @@ DEVIATIONS = (
         "moved by counts in floats",
     ),
     (
+        "global_aux_loss",
+        "the aux_loss with the counts of all data-parallel ranks and of the step so far; its weight depends on neither",
+        "divided by the data-parallel size once more, as each rank holds a part of the sum",
+    ),
+    (
+        "expert bias under an expert capacity",
+        "counts what tokens chose",
+        "counts what is left after dropping",
+    ),
+    (
+        "--moe-router-force-load-balancing",
+        "tokens go to the experts in turn, weighed by their true scores; every expert gets the same number",
+        "random logits",
+    ),
+    (
+        "auxiliary losses under --calculate-per-token-loss",
+        "a micro-batch counts its unmasked tokens, so coefficients keep their meaning",
+        "counts all its tokens, masked ones too",
+    ),
+    (
         "samples",
         "same indices and order; every rank reads its own",
         "the first tensor-parallel rank reads and sends",

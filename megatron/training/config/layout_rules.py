@@ -34,6 +34,7 @@ def layout_problems(config: RunConfig, world_size: int) -> list[Problem]:
         problems += [*_tensor_problems(config, pattern), *_expert_problems(config, pattern)]
     problems += _sequence_problems(config, pattern)
     problems += _logical_problems(config, world_size)
+    problems += _global_balance_problems(config, world_size)
     problems += _batch_problems(config)
     return problems
 
@@ -95,6 +96,19 @@ def _expert_problems(config: RunConfig, pattern: HybridPattern) -> Iterator[Prob
             f"E layers in the pattern with {_TP} {tp} and no --sequence-parallel",
             "activations cut along the sequence, so that each token is routed once",
             "add --sequence-parallel",
+        )
+
+
+def _global_balance_problems(config: RunConfig, world_size: int) -> Iterator[Problem]:
+    parallel, kinds = config.parallel, [kind for kind, _ in config.model.balancing_losses]
+    size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+    ldp = parallel.logical_data_parallel_size
+    if "global_aux_loss" in kinds and ldp is not None and world_size % size == 0 and ldp != world_size // size:
+        yield Problem(
+            f"--moe-router-load-balancing-type global_aux_loss with {ldp} logical shards on {world_size // size} "
+            "data-parallel ranks",
+            "as many ranks as shards: this loss reads the other shards' counts in the same pass",
+            f"start {ldp * size} processes, or another --moe-router-load-balancing-type",
         )
 
 

@@ -125,13 +125,6 @@ EXPERTS = (
         accepted=("1",),
         values="--moe-layer-freq",
     ),
-    FlagFamily(kind="refused", reason=f"the z-loss is {_NOT_YET}", values="--moe-z-loss-coeff"),
-    FlagFamily(
-        kind="only",
-        reason=f"routing limited to groups of experts is {_NOT_YET}",
-        accepted=("1",),
-        values="--moe-router-num-groups --moe-router-group-topk",
-    ),
     FlagFamily(
         kind="ignored",
         reason="routing, permutation and experts are ops of their own in the order the contract states",
@@ -144,24 +137,24 @@ EXPERTS = (
         values="--moe-flex-dispatcher-backend --moe-flex-dispatcher-num-sms --moe-deepep-num-sms "
         "--moe-hybridep-num-sms",
     ),
-    FlagFamily(kind="ignored", reason="no token is ever dropped", values="--moe-token-drop-policy"),
     FlagFamily(
         kind="refused",
-        reason="every token reaches all its experts: capacity limits and dropping are not built",
-        switches="--moe-pad-expert-input-to-capacity",
-        values="--moe-expert-capacity-factor --moe-expert-rank-capacity-factor",
+        reason="a buffer of fixed size per rank belongs to --moe-token-dispatcher-type flex, which is not built",
+        change="--moe-expert-capacity-factor, which limits each expert",
+        values="--moe-expert-rank-capacity-factor",
     ),
     FlagFamily(
         kind="refused",
-        reason="forced or recorded routing is not built",
-        switches="--moe-router-force-load-balancing --moe-enable-routing-replay",
+        reason="biased or recorded routing is not built",
+        change="leave it out; --moe-router-force-load-balancing sends tokens to the experts in turn",
+        switches="--moe-enable-routing-replay",
         values="--moe-router-force-biased --moe-routing-trace-path",
     ),
     FlagFamily(
         kind="refused",
-        reason=f"a latent width, gated shared experts, upcycling and weights on the input are {_NOT_YET}",
-        switches="--moe-shared-expert-gate --moe-apply-probs-on-input --moe-use-upcycling",
-        values="--moe-latent-size --moe-upcycling-granularity",
+        reason=f"upcycling and weights on the input are {_NOT_YET}",
+        switches="--moe-apply-probs-on-input --moe-use-upcycling",
+        values="--moe-upcycling-granularity",
     ),
     FlagFamily(
         kind="refused",

@@ -21,7 +21,7 @@ def model_problems(model: TransformerConfig) -> list[Problem]:
         if pattern.count(MAMBA):
             problems += _mamba_problems(model)
         if pattern.count(MOE):
-            problems += _expert_problems(model)
+            problems += [*_expert_problems(model), *_routing_problems(model), *_auxiliary_problems(model)]
     return problems
 
 
@@ -136,11 +136,11 @@ def _expert_problems(model: TransformerConfig) -> Iterator[Problem]:
         yield Problem(
             "--moe-router-enable-expert-bias with --moe-router-score-function softmax",
             "independent scores: the bias chooses experts, scores weigh them",
-            "--moe-router-score-function sigmoid",
+            "--moe-router-score-function sigmoid or sqrtsoftplus",
         )
     if not softmax and model.moe_router_pre_softmax:
         yield Problem(
-            "--moe-router-pre-softmax with --moe-router-score-function sigmoid",
+            f"--moe-router-pre-softmax with --moe-router-score-function {model.moe_router_score_function}",
             "softmax scores",
             "leave out --moe-router-pre-softmax",
         )
@@ -149,4 +149,62 @@ def _expert_problems(model: TransformerConfig) -> Iterator[Problem]:
             "--moe-shared-expert-intermediate-size with biases in the linear layers (the default)",
             "shared experts without biases",
             "add --disable-bias-linear",
+        )
+    if model.moe_shared_expert_gate and model.moe_shared_expert_intermediate_size is None:
+        yield Problem(
+            "--moe-shared-expert-gate without shared experts",
+            "--moe-shared-expert-intermediate-size",
+            "add --moe-shared-expert-intermediate-size, or leave out the gate",
+        )
+    if model.add_bias_linear and model.moe_latent_size is not None:
+        yield Problem(
+            "--moe-latent-size with biases in the linear layers (the default)",
+            "latent projections without biases",
+            "add --disable-bias-linear",
+        )
+
+
+def _routing_problems(model: TransformerConfig) -> Iterator[Problem]:
+    experts, k = model.num_moe_experts, model.moe_router_topk
+    groups, best = model.moe_router_num_groups, model.moe_router_group_topk
+    if (groups is None) != (best is None):
+        yield Problem(
+            f"--moe-router-num-groups {groups} with --moe-router-group-topk {best}",
+            "the number of groups and how many of them a token may use",
+            "give both, or neither",
+        )
+    elif groups is not None and best is not None and experts is not None:
+        given = f"--moe-router-num-groups {groups} and --moe-router-group-topk {best}"
+        if experts % groups or best > groups or k % best:
+            yield Problem(
+                f"{given} with --num-experts {experts} and --moe-router-topk {k}",
+                "groups that divide the experts, no more of them used than there are, and these a divisor of the topk",
+                "--moe-router-num-groups or --moe-router-group-topk",
+            )
+        elif best * (experts // groups) < k:
+            yield Problem(f"{given}, {best * (experts // groups)} experts", f"at least {k}", "--moe-router-group-topk")
+    if model.moe_expert_capacity_factor == 0:
+        yield Problem("--moe-expert-capacity-factor 0", "more than 0", "--moe-expert-capacity-factor")
+    if model.moe_pad_expert_input_to_capacity and model.moe_expert_capacity_factor is None:
+        yield Problem(
+            "--moe-pad-expert-input-to-capacity without a capacity",
+            "--moe-expert-capacity-factor",
+            "add --moe-expert-capacity-factor, or leave out the padding",
+        )
+
+
+def _auxiliary_problems(model: TransformerConfig) -> Iterator[Problem]:
+    kinds, coefficients = model.moe_router_load_balancing_type, model.moe_aux_loss_coeff
+    shown = f"--moe-router-load-balancing-type {' '.join(kinds)}"
+    if len(set(kinds)) < len(kinds) or ("none" in kinds and len(kinds) > 1):
+        yield Problem(shown, "distinct losses, or none alone", "--moe-router-load-balancing-type")
+    if len(kinds) != len(coefficients):
+        yield Problem(
+            f"{shown} with --moe-aux-loss-coeff {' '.join(map(str, coefficients))}",
+            "one coefficient for each loss",
+            "--moe-aux-loss-coeff",
+        )
+    if any(coefficient < 0 for coefficient in coefficients):
+        yield Problem(
+            f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}", "at least 0 each", "--moe-aux-loss-coeff"
         )

@@ -5,7 +5,9 @@ settings may still be ``None``, which then means:
 
 * ``embedding_init_method_std``: embeddings are drawn like the other weights and decay;
 * ``moe_router_dtype``: the activations' type; ``moe_router_topk_scaling_factor``: no factor; ``moe_input_jitter_eps``:
-  no jitter; ``moe_shared_expert_intermediate_size``: no shared experts; ``num_moe_experts`` and
+  no jitter; ``moe_shared_expert_intermediate_size``: no shared experts; ``moe_latent_size``: experts at the residual
+  stream's width; ``moe_router_num_groups`` and ``moe_router_group_topk``: all experts are one group;
+  ``moe_expert_capacity_factor``: no limit; ``moe_z_loss_coeff``: no such loss; ``num_moe_experts`` and
   ``moe_ffn_hidden_size``: no experts; ``num_attention_heads`` and ``kv_channels``: no attention layers;
 * ``mtp_hybrid_override_pattern``: its layers are / parts of the pattern;
 * ``ddp_bucket_size``: set by ``ddp_num_buckets`` once the parameters are known;
@@ -171,6 +173,8 @@ def _model(model: TransformerConfig) -> TransformerConfig:
         changes["num_moe_experts"] = None
     elif model.num_moe_experts is not None and model.moe_ffn_hidden_size is None:
         changes["moe_ffn_hidden_size"] = ffn
+    if model.moe_expert_capacity_factor is not None and model.moe_expert_capacity_factor < 0:
+        changes["moe_expert_capacity_factor"] = None
     if model.max_position_embeddings is None:
         changes["max_position_embeddings"] = model.seq_length
     return replace(model, **changes)  # type: ignore[arg-type]

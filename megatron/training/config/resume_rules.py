@@ -23,16 +23,23 @@ MODEL_MAY_CHANGE = frozenset(
     {
         "attention_dropout",
         "bf16",
+        "calculate_per_token_loss",
         "embedding_init_method_std",
         "fp32_residual_connection",
         "hidden_dropout",
         "init_method_std",
         "max_position_embeddings",
         "moe_aux_loss_coeff",
+        "moe_expert_capacity_factor",
         "moe_input_jitter_eps",
+        "moe_pad_expert_input_to_capacity",
         "moe_router_bias_update_rate",
         "moe_router_dtype",
+        "moe_router_force_load_balancing",
         "moe_router_load_balancing_type",
+        "moe_token_drop_policy",
+        "moe_z_loss_coeff",
+        "mtp_loss_scaling_factor",
         "seq_length",
     }
 )

@@ -42,9 +42,6 @@ from megatron.training.setup.distributed import pick_device, start_process_group
 from megatron.training.setup.environment import Launch, host_name
 from megatron.training.setup.seeds import seed_generators
 
-LOAD_BALANCING_NAMES = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
-"""Name of the logged loss, by --moe-router-load-balancing-type."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
@@ -177,9 +174,7 @@ def reported_layers(config: RunConfig) -> ReportedLayers:
     pattern = pattern_of(config.model)
     blocks = pattern.mtp[:1] if config.model.mtp_use_repeated_layer else pattern.mtp
     moe = tuple(i for i, symbol in enumerate(pattern.layers + "".join(blocks)) if symbol == MOE)
-    name = LOAD_BALANCING_NAMES.get(config.model.moe_router_load_balancing_type)
-    balanced = bool(moe) and name is not None and config.model.moe_aux_loss_coeff > 0
-    return ReportedLayers(names=(name,) if balanced else (), layers=moe, depths=len(pattern.mtp))
+    return ReportedLayers(names=config.model.auxiliary_names if moe else (), layers=moe, depths=len(pattern.mtp))
 
 
 def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContext) -> TrainStep:

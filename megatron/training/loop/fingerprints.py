@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from megatron.core.config.errors import ConfigError
+from megatron.core.config.moe import Z_LOSS_NAME
 from megatron.core.digest.bits import digest_hex
 from megatron.core.process_groups.collectives import barrier, gather_objects, sum_integers
 from megatron.training.data.batches import BatchReader
@@ -90,6 +91,7 @@ class Fingerprints:
             consumed_samples=step.consumed_samples,
             lm_loss=step.losses["lm loss"],
             load_balancing_loss=sum(balancing) if balancing else None,
+            z_loss=step.losses.get(Z_LOSS_NAME),
             mtp_losses=tuple(value for name, value in step.losses.items() if name.startswith("mtp_")),
             grad_norm=step.grad_norm,
             learning_rate=step.learning_rate,

@@ -24,8 +24,10 @@ def flops_per_sample(config: TransformerConfig, layers: dict[str, int], vocab_si
     attention = 4 * tokens * hidden * share * (hidden + hidden * grouped) + 2 * tokens**2 * hidden * share
     gated = 1.5 if config.swiglu else 1.0
     mlp = 4 * tokens * hidden * config.ffn_hidden_size * gated
-    routed = 4 * tokens * hidden * (config.moe_ffn_hidden_size or 0) * config.moe_router_topk * gated
+    width = config.moe_latent_size or hidden
+    routed = 4 * tokens * width * (config.moe_ffn_hidden_size or 0) * config.moe_router_topk * gated
+    routed += 4 * tokens * hidden * (config.moe_latent_size or 0)
     shared = 4 * tokens * hidden * (config.moe_shared_expert_intermediate_size or 0) * gated
-    head = 2 * tokens * hidden * vocab_size
+    head = 2 * tokens * hidden * vocab_size * (1 + config.prediction_depths)
     per_layer = {"M": mamba, "*": attention, "-": mlp, "E": routed + shared}
     return 3.0 * (sum(per_layer[symbol] * count for symbol, count in layers.items()) + head)

@@ -1,11 +1,16 @@
-"""Load-balancing loss of one MoE layer.
+"""Auxiliary losses of one MoE layer's router.
 
-    loss = coeff * E / (k T^2) * sum_e P_e * count_e
+    balancing loss = coeff * E / (k T T') * sum_e P_e * count_e
 
-P_e sums the normalised score of expert e over the T tokens, count_e is how many tokens have e among their k best
-normalised scores, without the expert bias. ``aux_loss`` takes a micro-batch's tokens together, ``seq_aux_loss`` every
-sequence by itself and the mean over sequences. Counts are summed over the tensor-parallel ranks as integers; P of a
-rank's own positions is all its gradient needs. Nothing depends on other micro-batches.
+P_e sums the normalised score of expert e over the T tokens of a micro-batch, count_e is how many of T' tokens have e
+among their k best normalised scores, without the expert bias. ``aux_loss`` counts the micro-batch itself (T' = T),
+``seq_aux_loss`` every sequence by itself and takes the mean over sequences, ``global_aux_loss`` counts this micro-batch
+and the step's earlier ones on all data-parallel ranks. Several may be in effect at once.
+
+    z-loss = coeff / T * sum_t logsumexp(logits_t)^2
+
+Counts are summed over ranks as integers; P of a rank's own positions is all its gradient needs. All are means over a
+micro-batch, and weigh as much as its mean token loss.
 """
 
 from __future__ import annotations
@@ -14,8 +19,9 @@ from typing import Any
 
 import torch
 
+from megatron.core.config.moe import AUXILIARY_NAMES, Z_LOSS_NAME
 from megatron.core.config.transformer import TransformerConfig
-from megatron.core.contracts.batch import Microbatch
+from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.process_groups.collectives import sum_integers
 from megatron.core.tensor_parallel.context import ModelContext
 
@@ -39,42 +45,97 @@ def count_choices(ids_Tk: torch.Tensor, num_experts: int) -> torch.Tensor:
     return chosen_TE.scatter_(1, ids_Tk, True)
 
 
-class LoadBalancer:
-    """The balancing loss the configuration asks for."""
+class _GlobalCounts:
+    """Choices of a step so far, over all ranks that share the router. A recomputed micro-batch finds what it saw."""
+
+    def __init__(self, context: ModelContext) -> None:
+        self._group = context.groups.tp_dp
+        self._seen_E: dict[tuple[int, int], torch.Tensor] = {}
+
+    def up_to(self, count_E: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+        """Counts of this micro-batch and the earlier ones of its step; ``count_E`` is this rank's."""
+        place = (microbatch.index, microbatch.application)
+        if microbatch.recomputing:
+            return self._seen_E[place]
+        if place == (0, 0):
+            self._seen_E.clear()
+        whole_E = sum_integers(self._group, count_E)
+        if microbatch.index:
+            whole_E = whole_E + self._seen_E[microbatch.index - 1, microbatch.application]
+        self._seen_E[place] = whole_E
+        return whole_E
+
+
+class AuxiliaryLosses:
+    """The losses the configuration asks for; ``apply`` attaches and reports them."""
 
     def __init__(self, config: TransformerConfig, context: ModelContext) -> None:
-        kind = config.moe_router_load_balancing_type
-        self.active = kind != "none" and config.moe_aux_loss_coeff != 0.0
-        self.per_sequence = kind == "seq_aux_loss"
-        self.coefficient = config.moe_aux_loss_coeff
+        self.balancing, self.z_coefficient = config.balancing_losses, config.moe_z_loss_coeff
         self.topk, self.num_experts = config.moe_router_topk, config.num_moe_experts
         self.softmax = config.moe_router_score_function == "softmax"
         self.context = context
         self._topk = context.ops["router_topk"]
+        self._global = _GlobalCounts(context)
 
     def _normalised(self, logits_TE: torch.Tensor, score_TE: torch.Tensor) -> torch.Tensor:
         if self.softmax:
             return torch.softmax(logits_TE, dim=-1)
         return score_TE / (score_TE.sum(dim=-1, keepdim=True) + 1e-20)
 
-    def loss(self, logits_TE: torch.Tensor, score_TE: torch.Tensor, batch: int) -> torch.Tensor:
-        """This rank's part (fp32 scalar) of the loss before its coefficient; the parts add up over the ranks.
+    def _tokens(self, local: int) -> int:
+        """Tokens of the whole micro-batch, of which this rank holds ``local``."""
+        return local * (self.context.groups.tp.size if self.context.cuts_sequence else 1)
 
-        ``logits_TE`` and ``score_TE`` are fp32, tokens in (s, b) order with ``batch`` sequences.
-        """
-        p_TE = self._normalised(logits_TE, score_TE)
-        chosen_TE = count_choices(self._topk(p_TE.detach(), None, self.topk), self.num_experts)
-        sequences = batch if self.per_sequence else 1
+    def _local_loss(self, p_TE: torch.Tensor, chosen_TE: torch.Tensor, sequences: int) -> torch.Tensor:
+        """This rank's part of the mean over ``sequences`` sets of tokens, tokens in (s, b) order."""
         length = p_TE.shape[0] // sequences
-        tokens = length * (self.context.groups.tp.size if self.context.cuts_sequence else 1)
         count_BE = chosen_TE.view(length, sequences, -1).sum(dim=0)
         if self.context.cuts_sequence:
             count_BE = sum_integers(self.context.groups.tp, count_BE)
         p_BE = p_TE.view(length, sequences, -1).sum(dim=0)
-        factor = self.num_experts / (self.topk * float(tokens) ** 2 * sequences)
+        factor = self.num_experts / (self.topk * float(self._tokens(length)) ** 2 * sequences)
         return (p_BE * count_BE.to(torch.float32)).sum() * factor
 
-    def attach(self, weight_Tk: torch.Tensor, loss: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
-        """``weight_Tk`` unchanged; backward also differentiates coefficient * loss, with the weight that a mean over
-        this micro-batch has."""
-        return _AttachLoss.apply(weight_Tk, loss, microbatch.weight * (self.coefficient / microbatch.applications))
+    def _global_loss(self, p_TE: torch.Tensor, chosen_TE: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+        tokens = self._tokens(p_TE.shape[0])
+        count_E = self._global.up_to(chosen_TE.sum(dim=0), microbatch)
+        seen = float(p_TE.shape[0] * self.context.groups.tp_dp.size * (microbatch.index + 1))
+        return (p_TE.sum(dim=0) * count_E.to(torch.float32)).sum() * (self.num_experts / (self.topk * tokens * seen))
+
+    def _losses(
+        self, logits_TE: torch.Tensor, score_TE: torch.Tensor, batch: int, microbatch: Microbatch
+    ) -> list[tuple[str, float, torch.Tensor]]:
+        """(name, coefficient, this rank's part before its coefficient); the parts add up over the ranks."""
+        losses = []
+        if self.balancing:
+            p_TE = self._normalised(logits_TE, score_TE)
+            chosen_TE = count_choices(self._topk(p_TE.detach(), None, self.topk), self.num_experts)
+        for kind, coefficient in self.balancing:
+            if kind == "global_aux_loss":
+                loss = self._global_loss(p_TE, chosen_TE, microbatch)
+            else:
+                loss = self._local_loss(p_TE, chosen_TE, batch if kind == "seq_aux_loss" else 1)
+            losses.append((AUXILIARY_NAMES[kind], coefficient, loss))
+        if self.z_coefficient:
+            z_T = torch.logsumexp(logits_TE, dim=-1)
+            losses.append((Z_LOSS_NAME, self.z_coefficient, (z_T * z_T).sum() / self._tokens(z_T.shape[0])))
+        return losses
+
+    def apply(
+        self,
+        weight_Tk: torch.Tensor,
+        scores: tuple[torch.Tensor, torch.Tensor],
+        batch: int,
+        layer: int,
+        microbatch: Microbatch,
+        report: StageReport,
+    ) -> torch.Tensor:
+        """``weight_Tk`` unchanged; backward also differentiates the losses, each with its coefficient and the weight
+        that a mean over this micro-batch has. A block that is applied several times weighs and reports its mean.
+
+        ``scores`` are fp32 logits and scores ``[T, E]``, tokens in (s, b) order with ``batch`` sequences.
+        """
+        for name, coefficient, loss in self._losses(*scores, batch, microbatch):
+            report.add_layer_value(name, layer, loss.detach() / microbatch.applications)
+            weight_Tk = _AttachLoss.apply(weight_Tk, loss, microbatch.weight * (coefficient / microbatch.applications))
+        return weight_Tk

@@ -44,18 +44,25 @@ def invert(order: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-def rows_to_send(ids_Tk: torch.Tensor, count_E: torch.Tensor, ep: int, etp: int) -> torch.Tensor:
+def rows_to_send(
+    ids_Tk: torch.Tensor, rows_E: torch.Tensor, ep: int, etp: int, kept_Tk: torch.Tensor | None = None
+) -> torch.Tensor:
     """``[T, k * etp]``: the row of every copy when rows are sorted by (owner of the expert, expert-tensor rank,
-    expert, token)."""
-    flat = ids_Tk.flatten()
-    place_Tk = invert(torch.argsort(flat, stable=True)).view(ids_Tk.shape)
-    per_owner = count_E.view(ep, -1).sum(dim=1)
+    expert, token); -1 for choices that are not kept. An expert has ``rows_E`` rows, of which the last may be unused."""
+    experts = rows_E.shape[0]
+    sorted_by = ids_Tk if kept_Tk is None else torch.where(kept_Tk, ids_Tk, experts)
+    place_Tk = invert(torch.argsort(sorted_by.flatten(), stable=True)).view(ids_Tk.shape)
+    used_E = rows_E if kept_Tk is None else torch.bincount(sorted_by.flatten(), minlength=experts + 1)[:experts]
+    in_expert_Tk = place_Tk - (used_E.cumsum(0) - used_E)[ids_Tk]
+    start_E = rows_E.cumsum(0) - rows_E
+    per_owner = rows_E.view(ep, -1).sum(dim=1)
     before = per_owner.cumsum(0) - per_owner
-    owner_Tk = ids_Tk // (count_E.shape[0] // ep)
+    owner_Tk = ids_Tk // (experts // ep)
     first_Tk, size_Tk = before[owner_Tk], per_owner[owner_Tk]
-    within_Tk = place_Tk - first_Tk
+    within_Tk = start_E[ids_Tk] - first_Tk + in_expert_Tk
     ranks = torch.arange(etp, device=ids_Tk.device)
-    return (first_Tk.unsqueeze(-1) * etp + ranks * size_Tk.unsqueeze(-1) + within_Tk.unsqueeze(-1)).flatten(1)
+    rows_TkR = first_Tk.unsqueeze(-1) * etp + ranks * size_Tk.unsqueeze(-1) + within_Tk.unsqueeze(-1)
+    return (rows_TkR if kept_Tk is None else torch.where(kept_Tk.unsqueeze(-1), rows_TkR, -1)).flatten(1)
 
 
 def sort_by_expert(count_SE: torch.Tensor, total: int) -> torch.Tensor:
@@ -114,7 +121,7 @@ class TokenDispatcher:
         """Exchange counts and lay out the rows. Waits for the device once: the sizes of the exchange are needed on
         the host."""
         group, ep, etp = self.groups.expert, self.groups.ep.size, self.groups.etp.size
-        send_SE = routing.count_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
+        send_SE = routing.rows_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
         count_SE = all_to_all(group, send_SE)
         on_host = torch.stack((send_SE, count_SE)).tolist()
         sent, received = ([sum(row) for row in table] for table in on_host)
@@ -122,7 +129,7 @@ class TokenDispatcher:
         sort = sort_by_expert(count_SE, sum(received))
         return Exchange(
             group=group,
-            row_of_TJ=rows_to_send(routing.ids_Tk, routing.count_E, ep, etp),
+            row_of_TJ=rows_to_send(routing.ids_Tk, routing.rows_E, ep, etp, routing.kept_Tk),
             sent=sent,
             received=received,
             counts=counts,

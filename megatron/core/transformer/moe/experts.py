@@ -127,11 +127,13 @@ class GroupedLinear(torch.nn.Module):
 
 class GroupedMLP(torch.nn.Module):
     """``fc2_e(weight * activation(fc1_e(x)))`` for rows sorted by expert; under expert-tensor parallelism a partial
-    sum, which the dispatcher adds up at the token."""
+    sum, which the dispatcher adds up at the token. Inputs and outputs are as wide as the residual stream, or as
+    ``moe_latent_size``."""
 
     def __init__(self, name: str, config: TransformerConfig, context: ModelContext) -> None:
         super().__init__()
-        experts, hidden, ffn_size = config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size
+        experts, ffn_size = config.num_moe_experts, config.moe_ffn_hidden_size
+        hidden = config.moe_latent_size or config.hidden_size
         rows, parts = first_projection(config, ffn_size)
         self.linear_fc1 = GroupedLinear(
             f"{name}.linear_fc1",

@@ -6,15 +6,36 @@ import torch
 
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
+from megatron.core.contracts.param_spec import Initial
 from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.tensor_parallel.linear import linear
+from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
+from megatron.core.transformer.mlp import output_init_std
 from megatron.core.transformer.moe.dispatcher import TokenDispatcher
 from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExperts
 
 
+class LatentProjection(torch.nn.Module):
+    """``x W^T`` into or out of the routed experts' width; ``weight`` is held whole by every rank."""
+
+    def __init__(self, name: str, shape: tuple[int, int], std: float, context: ModelContext) -> None:
+        super().__init__()
+        self._context = context
+        normal = Initial(kind="normal", a=std)
+        self.weight = create_parameter(replicated_spec(f"{name}.weight", shape, normal, context), context)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return linear(x, self.weight, self._context)
+
+
 class MoELayer(torch.nn.Module):
     """Routed experts plus shared experts over a normalised input in the residual stream's form.
+
+    With ``moe_latent_size`` the routed experts run at that width, between two projections; router and shared experts
+    read the whole width.
 
     Raises:
         ValueError: activations are not cut along the sequence though there are several tensor-parallel ranks (each
@@ -29,6 +50,13 @@ class MoELayer(torch.nn.Module):
         if config.num_moe_experts % ep.size:
             raise ValueError(f"{name}: {config.num_moe_experts} experts over {ep.size} expert-parallel ranks")
         self.router = TopKRouter(f"{name}.router", layer, config, context)
+        latent, hidden = config.moe_latent_size, config.hidden_size
+        self.fc1_latent_proj = self.fc2_latent_proj = None
+        if latent is not None:
+            std = config.init_method_std
+            self.fc1_latent_proj = LatentProjection(f"{name}.fc1_latent_proj", (latent, hidden), std, context)
+            std = output_init_std(config)
+            self.fc2_latent_proj = LatentProjection(f"{name}.fc2_latent_proj", (hidden, latent), std, context)
         self.experts = GroupedMLP(f"{name}.experts", config, context)
         self.shared_experts = (
             SharedExperts(f"{name}.shared_experts", config, context)
@@ -41,8 +69,13 @@ class MoELayer(torch.nn.Module):
         """The layer's contribution to the residual stream."""
         routing = self.router(x_SBH, microbatch, report)
         plan = self._dispatcher.plan(routing)
-        rows_RH, weight_R = self._dispatcher.dispatch(x_SBH.flatten(0, 1), routing, plan)
+        x_TH = x_SBH.flatten(0, 1)
+        if self.fc1_latent_proj is not None:
+            x_TH = self.fc1_latent_proj(x_TH)
+        rows_RH, weight_R = self._dispatcher.dispatch(x_TH, routing, plan)
         out_TH = self._dispatcher.combine(self.experts(rows_RH, weight_R, plan.counts), plan)
+        if self.fc2_latent_proj is not None:
+            out_TH = self.fc2_latent_proj(out_TH)
         out_SBH = out_TH.view(x_SBH.shape)
         if self.shared_experts is not None:
             out_SBH = out_SBH + self.shared_experts(x_SBH, microbatch, report)

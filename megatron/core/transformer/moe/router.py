@@ -16,7 +16,8 @@ from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import linear
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
 from megatron.core.transformer.dropout import noise_key
-from megatron.core.transformer.moe.balance import LoadBalancer, count_choices
+from megatron.core.transformer.moe.balance import AuxiliaryLosses, count_choices
+from megatron.core.transformer.moe.choice import choose_in_groups, expert_capacity, forced_ids, within_capacity
 
 _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -24,11 +25,17 @@ _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
     """Choices of this rank's tokens: expert ids ``[T, k]`` int64, ascending in each row, their weights ``[T, k]`` fp32
-    and how many tokens chose each expert ``[E]`` int64."""
+    and how many tokens chose each expert ``[E]`` int64.
+
+    Where experts have a capacity, ``kept_Tk`` says which choices they take; ``rows_E`` are the rows each expert gets
+    from this rank, padding included.
+    """
 
     ids_Tk: torch.Tensor
     weight_Tk: torch.Tensor
     count_E: torch.Tensor
+    rows_E: torch.Tensor
+    kept_Tk: torch.Tensor | None = None
 
 
 class _TakeScores(torch.autograd.Function):
@@ -66,7 +73,7 @@ class TopKRouter(torch.nn.Module):
         device = context.groups.device
         self.register_buffer("expert_bias_E", torch.zeros(experts, dtype=torch.float32, device=device))
         self.register_buffer("token_counts_E", torch.zeros(experts, dtype=torch.int64, device=device))
-        self.balancer = LoadBalancer(config, context)
+        self.losses = AuxiliaryLosses(config, context)
         self._dtype = _ROUTER_DTYPES.get(config.moe_router_dtype)
         self._topk = context.ops["router_topk"]
 
@@ -92,13 +99,31 @@ class TopKRouter(torch.nn.Module):
 
     def _score(self, logits_TE: torch.Tensor) -> torch.Tensor:
         """What the k best are chosen by, before the bias."""
-        if self.config.moe_router_score_function == "sigmoid":
+        kind = self.config.moe_router_score_function
+        if kind == "sigmoid":
             return torch.sigmoid(logits_TE)
+        if kind == "sqrtsoftplus":
+            return torch.sqrt(torch.nn.functional.softplus(logits_TE))
         return torch.softmax(logits_TE, dim=-1) if self.config.moe_router_pre_softmax else logits_TE
+
+    def _choose(self, score_TE: torch.Tensor, batch: int, microbatch: Microbatch) -> torch.Tensor:
+        """Expert ids ``[T, k]``, ascending."""
+        config, tokens = self.config, score_TE.shape[0]
+        if config.moe_router_force_load_balancing:
+            first, _, _ = self.context.sequence_range(tokens // batch)
+            offset = noise_key(self.context, "forced", microbatch, self.layer, "router")[0]
+            k, experts = config.moe_router_topk, config.num_moe_experts
+            return forced_ids(first * batch, tokens, k, experts, offset % experts, score_TE.device)
+        bias_E = self.expert_bias_E if self.has_bias else None
+        groups, group_topk = config.moe_router_num_groups, config.moe_router_group_topk
+        if groups is None or group_topk is None or groups == group_topk:
+            return self._topk(score_TE, bias_E, config.moe_router_topk)
+        biased_TE = score_TE if bias_E is None else score_TE + bias_E
+        return choose_in_groups(biased_TE, config.moe_router_topk, groups, group_topk, self._topk)
 
     def _weights(self, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
         weight_Tk = _TakeScores.apply(score_TE, ids_Tk)
-        if self.config.moe_router_score_function == "sigmoid":
+        if self.config.moe_router_score_function != "softmax":
             if self.config.moe_router_topk > 1:
                 weight_Tk = weight_Tk / (weight_Tk.sum(dim=-1, keepdim=True) + 1e-20)
         elif not self.config.moe_router_pre_softmax:
@@ -106,18 +131,29 @@ class TopKRouter(torch.nn.Module):
         factor = self.config.moe_router_topk_scaling_factor
         return weight_Tk if factor is None else weight_Tk * factor
 
+    def _limited(self, ids_Tk: torch.Tensor, weight_Tk: torch.Tensor, count_E: torch.Tensor) -> Routing:
+        """The routing, with what an expert's capacity leaves of it."""
+        config, factor = self.config, self.config.moe_expert_capacity_factor
+        if factor is None:
+            return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E, rows_E=count_E)
+        experts = config.num_moe_experts
+        capacity = expert_capacity(ids_Tk.shape[0], config.moe_router_topk, experts, factor)
+        policy = config.moe_token_drop_policy
+        kept_Tk = within_capacity(ids_Tk, weight_Tk.detach(), experts, capacity, policy)
+        padded = config.moe_pad_expert_input_to_capacity
+        rows_E = torch.full_like(count_E, capacity) if padded else count_E.clamp(max=capacity)
+        return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E, rows_E=rows_E, kept_Tk=kept_Tk)
+
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> Routing:
-        """Route this rank's tokens; the balancing loss is attached to the weights and reported."""
+        """Route this rank's tokens; auxiliary losses are attached to the weights and reported."""
+        batch = x_SBH.shape[1]
         logits_TE = self._logits(self._jitter(x_SBH, microbatch).flatten(0, 1))
         score_TE = self._score(logits_TE)
-        bias_E = self.expert_bias_E if self.has_bias else None
-        ids_Tk = self._topk(score_TE.detach(), bias_E, self.config.moe_router_topk)
+        ids_Tk = self._choose(score_TE.detach(), batch, microbatch)
         weight_Tk = self._weights(score_TE, ids_Tk)
         count_E = count_choices(ids_Tk, self.config.num_moe_experts).sum(dim=0)
-        if microbatch.training and self.has_bias:
-            self.token_counts_E += count_E
-        if microbatch.training and self.balancer.active:
-            loss = self.balancer.loss(logits_TE, score_TE, x_SBH.shape[1])
-            report.add_layer_value("load_balancing_loss", self.layer, loss.detach() / microbatch.applications)
-            weight_Tk = self.balancer.attach(weight_Tk, loss, microbatch)
-        return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E)
+        if microbatch.training:
+            if self.has_bias and not microbatch.recomputing:
+                self.token_counts_E += count_E
+            weight_Tk = self.losses.apply(weight_Tk, (logits_TE, score_TE), batch, self.layer, microbatch, report)
+        return self._limited(ids_Tk, weight_Tk, count_E)

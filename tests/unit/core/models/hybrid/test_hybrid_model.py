@@ -162,7 +162,7 @@ def _with_mask(batch: Batch, mask_BS: torch.Tensor) -> Batch:
 
 
 def test_no_valid_token_gives_zero_loss_and_finite_gradients() -> None:
-    chunks = _chunks(moe_aux_loss_coeff=0.0)
+    chunks = _chunks(moe_aux_loss_coeff=(0.0,))
     params = attach_main_grads(chunks)
     batch = _with_mask(tiny_batch(0, 0), torch.zeros(1, SEQ_LENGTH))
     loss, report = chunks[0](batch, None, MICROBATCH)

@@ -167,7 +167,7 @@ def test_noise_differs_between_applications_of_one_block() -> None:
 
 
 def test_repeated_experts_report_and_weigh_the_mean_over_depths() -> None:
-    changes = {"hybrid_layer_pattern": "M/E/E", "mtp_loss_scaling_factor": 0.0, "moe_aux_loss_coeff": 100.0}
+    changes = {"hybrid_layer_pattern": "M/E/E", "mtp_loss_scaling_factor": 0.0, "moe_aux_loss_coeff": (100.0,)}
     chunk = _chunk(mtp_use_repeated_layer=True, **changes)
     _, report = chunk(_batch(), None, MICROBATCH)
     (values,) = report.per_layer.values()

@@ -37,3 +37,21 @@ def test_received_rows_are_sorted_by_expert_then_sender() -> None:
 
 def test_nothing_received() -> None:
     assert sort_by_expert(torch.zeros(3, 2, dtype=torch.int64), 0).shape == (0,)
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_dropped_choices_have_no_row_and_padding_comes_last(ep: int, etp: int, padded: bool) -> None:
+    experts, tokens = 4, 20
+    ids = torch.rand(tokens, experts).argsort(dim=1)[:, :2].sort(dim=1).values
+    kept = torch.rand(tokens, 2) > 0.4
+    used = torch.tensor([int(((ids == e) & kept).sum()) for e in range(experts)])
+    rows_E = torch.full_like(used, 17) if padded else used
+    rows = rows_to_send(ids, rows_E, ep, etp, kept)
+    assert rows[~kept.repeat_interleave(etp, dim=1)].eq(-1).all()
+    per_rank, start = experts // ep, 0
+    for owner, r in itertools.product(range(ep), range(etp)):
+        for e in range(owner * per_rank, (owner + 1) * per_rank):
+            places = [(t, j) for t in range(tokens) for j in range(2) if ids[t, j] == e and kept[t, j]]
+            assert [int(rows[t, j * etp + r]) for t, j in places] == list(range(start, start + len(places)))
+            start += int(rows_E[e])

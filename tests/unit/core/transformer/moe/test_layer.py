@@ -18,6 +18,7 @@ from tests.support.ranks import groups_for_test
 from tests.support.tiny import tiny_config, tiny_context
 
 MICROBATCH = Microbatch(iteration=1, shard=0, index=0, num_microbatches=1)
+PADDED = {"moe_expert_capacity_factor": 0.7, "moe_pad_expert_input_to_capacity": True}
 BIASED = {"add_bias_linear": True, "squared_relu": False, "moe_shared_expert_intermediate_size": None}
 
 
@@ -33,16 +34,26 @@ def _loop(layer: MoELayer, x: torch.Tensor, activation: Any) -> torch.Tensor:
     routing = layer.router(x, MICROBATCH, StageReport())
     fc1, fc2 = layer.experts.linear_fc1, layer.experts.linear_fc2
     out = []
-    for token, ids, weights in zip(x.flatten(0, 1), routing.ids_Tk.tolist(), routing.weight_Tk, strict=True):
+    rows = x.flatten(0, 1)
+    if layer.fc1_latent_proj is not None:
+        rows = linear(rows, layer.fc1_latent_proj.weight)
+    kept = torch.ones_like(routing.ids_Tk) if routing.kept_Tk is None else routing.kept_Tk
+    for token, ids, weights, takes in zip(rows, routing.ids_Tk.tolist(), routing.weight_Tk, kept, strict=True):
         total = torch.zeros_like(token)
-        for e, weight in zip(ids, weights, strict=True):
+        for e, weight, takes_it in zip(ids, weights, takes.tolist(), strict=True):
+            if not takes_it:
+                continue
             inner = linear(token, fc1.weight[e], None if fc1.bias is None else fc1.bias[e])
             total = total + weight * linear(activation(inner), fc2.weight[e], None if fc2.bias is None else fc2.bias[e])
         out.append(total)
-    whole = torch.stack(out).view_as(x)
+    together = torch.stack(out)
+    if layer.fc2_latent_proj is not None:
+        together = linear(together, layer.fc2_latent_proj.weight)
+    whole = together.view_as(x)
     shared = layer.shared_experts
     if shared is not None:
-        whole = whole + linear(activation(linear(x, shared.linear_fc1.weight)), shared.linear_fc2.weight)
+        more = linear(activation(linear(x, shared.linear_fc1.weight)), shared.linear_fc2.weight)
+        whole = whole + (more if shared.gate_weight is None else more * linear(x, shared.gate_weight).sigmoid())
     return whole
 
 
@@ -58,10 +69,16 @@ def _swiglu(x: torch.Tensor) -> torch.Tensor:
         ({"squared_relu": False, "swiglu": True}, _swiglu),
         (BIASED, lambda x: gelu(x, approximate="tanh")),
         ({"moe_router_topk": 1, "num_moe_experts": 8}, lambda x: relu(x).square()),
+        ({"moe_latent_size": 24, "moe_shared_expert_gate": True}, lambda x: relu(x).square()),
+        ({"moe_expert_capacity_factor": 0.7}, lambda x: relu(x).square()),
+        ({"moe_expert_capacity_factor": 0.7, "moe_token_drop_policy": "position"}, lambda x: relu(x).square()),
+        (PADDED, lambda x: relu(x).square()),
+        ({**PADDED, **BIASED}, lambda x: gelu(x, approximate="tanh")),
+        ({**PADDED, "moe_expert_capacity_factor": 1.5, "moe_router_topk": 1}, lambda x: relu(x).square()),
     ],
 )
 def test_agrees_with_a_loop_over_tokens(changes: dict[str, Any], activation: Any) -> None:
-    layer = _layer(moe_aux_loss_coeff=0.0, **changes)
+    layer = _layer(moe_aux_loss_coeff=(0.0,), **changes)
     x = torch.randn(11, 2, 64)
     got = layer(x, MICROBATCH, StageReport())
     want = _loop(layer, x, activation)
@@ -127,3 +144,35 @@ def test_tensor_parallelism_without_sequence_parallelism_is_refused() -> None:
     pair = dataclasses.replace(groups.tp, ranks=(0, 1))
     with pytest.raises(ValueError, match="sequence parallelism"):
         MoELayer("mlp", 0, tiny_config(), tiny_context(dataclasses.replace(groups, tp=pair)))
+
+
+def test_a_choice_over_capacity_is_dropped_whole() -> None:
+    layer = _layer(moe_expert_capacity_factor=0.5, moe_aux_loss_coeff=(0.0,), moe_shared_expert_intermediate_size=None)
+    routing = layer.router(x := torch.randn(40, 1, 64), MICROBATCH, StageReport())
+    nowhere = ~routing.kept_Tk.any(dim=1)
+    assert nowhere.any()
+    assert routing.rows_E.max() == 10
+    out = layer(x, MICROBATCH, StageReport()).detach().squeeze(1)
+    assert not out[nowhere].any()
+    assert out[~nowhere].any(dim=1).all()
+
+
+def test_padding_gives_every_expert_the_same_number_of_rows() -> None:
+    layer = _layer(**PADDED)
+    x = torch.randn(40, 1, 64)
+    plan = layer._dispatcher.plan(layer.router(x, MICROBATCH, StageReport()))
+    assert plan.counts == (14,) * 4
+    plain = _layer(moe_expert_capacity_factor=0.7)
+    torch.testing.assert_close(layer(x, MICROBATCH, StageReport()), plain(x, MICROBATCH, StageReport()))
+
+
+def test_latent_width_reaches_experts_and_names() -> None:
+    shapes = {
+        name: tuple(p.shape) for name, p in _layer(moe_latent_size=24, moe_shared_expert_gate=True).named_parameters()
+    }
+    assert shapes["experts.linear_fc1.weight"] == (4, 64, 24)
+    assert shapes["experts.linear_fc2.weight"] == (4, 24, 64)
+    assert shapes["fc1_latent_proj.weight"] == (24, 64)
+    assert shapes["fc2_latent_proj.weight"] == (64, 24)
+    assert shapes["shared_experts.linear_fc1.weight"] == (128, 64)
+    assert shapes["shared_experts.gate_weight"] == (1, 64)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from megatron.core.config.moe import AUXILIARY_NAMES
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.digest.bits import same_bits
 from megatron.core.transformer.moe.router import Routing, TopKRouter
@@ -38,7 +39,7 @@ SOFTMAX = {"moe_router_score_function": "softmax", "moe_router_topk_scaling_fact
 )
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", None])
 def test_weights_of_the_chosen(changes: dict[str, Any], weights: Any, dtype: str | None) -> None:
-    router = _router(moe_router_dtype=dtype, moe_router_load_balancing_type="none", **changes)
+    router = _router(moe_router_dtype=dtype, moe_router_load_balancing_type=("none",), **changes)
     x = torch.randn(20, 2, 64)
     routing = _route(router, x)
     logits = x.flatten(0, 1) @ router.weight.t()
@@ -56,7 +57,7 @@ def test_equal_scores_choose_the_lowest_ids() -> None:
 
 
 def test_bias_chooses_but_does_not_weigh() -> None:
-    router = _router(moe_aux_loss_coeff=0.0)
+    router = _router(moe_aux_loss_coeff=(0.0,))
     x = torch.randn(30, 1, 64)
     router.expert_bias_E.copy_(torch.tensor([-1e9, 0.0, 0.0, 1e9]))
     routing = _route(router, x)
@@ -98,7 +99,7 @@ def _balance(p: torch.Tensor, k: int) -> torch.Tensor:
 @pytest.mark.parametrize("score", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
 def test_balancing_loss_and_its_gradient(score: str, kind: str) -> None:
-    router = _router(moe_router_score_function=score, moe_router_load_balancing_type=kind, moe_aux_loss_coeff=0.5)
+    router = _router(moe_router_score_function=score, moe_router_load_balancing_type=(kind,), moe_aux_loss_coeff=(0.5,))
     router.expert_bias_E.copy_(torch.tensor([9.0, 0.0, 0.0, 0.0]))
     x, report = torch.randn(24, 3, 64), StageReport()
     routing = router(x, MICROBATCH, report)
@@ -109,12 +110,92 @@ def test_balancing_loss_and_its_gradient(score: str, kind: str) -> None:
     parts = p.unbind(1) if kind == "seq_aux_loss" else [p.flatten(0, 1)]
     want = sum(_balance(part, 2) for part in parts) / len(parts)
     (0.5 * want / 4).backward()
-    torch.testing.assert_close(report.per_layer["load_balancing_loss"][0], want.detach())
+    torch.testing.assert_close(report.per_layer[AUXILIARY_NAMES[kind]][0], want.detach())
     torch.testing.assert_close(router.weight.grad, weight.grad, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("changes", [{"moe_aux_loss_coeff": 0.0}, {"moe_router_load_balancing_type": "none"}])
+@pytest.mark.parametrize("changes", [{"moe_aux_loss_coeff": (0.0,)}, {"moe_router_load_balancing_type": ("none",)}])
 def test_no_balancing_loss_when_not_asked_for(changes: dict[str, Any]) -> None:
     report = StageReport()
     _router(**changes)(torch.randn(8, 1, 64), MICROBATCH, report)
     assert not report.per_layer
+
+
+def _two_steps(router: TopKRouter, x: list[torch.Tensor]) -> list[float]:
+    values = []
+    for step in (1, 2):
+        for index, part in enumerate(x):
+            report = StageReport()
+            place = Microbatch(iteration=step, shard=0, index=index, num_microbatches=len(x))
+            router(part, place, report)
+            values.append(report.per_layer["global_load_balancing_loss"][0].item())
+    return values
+
+
+def test_global_balance_counts_the_step_so_far() -> None:
+    router = _router(moe_router_load_balancing_type=("global_aux_loss",), moe_aux_loss_coeff=(1.0,))
+    x = [torch.randn(32, 1, 64) for _ in range(3)]
+    p = [(part.flatten(0, 1) @ router.weight.t()).sigmoid().detach() for part in x]
+    p = [part / part.sum(-1, keepdim=True) for part in p]
+    counts = [torch.bincount(part.topk(2, dim=-1).indices.flatten(), minlength=4) for part in p]
+    want = [4 / (2 * 32 * 32 * (i + 1)) * (p[i].sum(0) * sum(counts[: i + 1])).sum().item() for i in range(3)]
+    assert _two_steps(router, x) == pytest.approx(want * 2, rel=1e-5)
+
+
+def test_recomputed_router_sees_the_same_global_counts_and_counts_nothing() -> None:
+    router = _router(moe_router_load_balancing_type=("global_aux_loss",), moe_aux_loss_coeff=(1.0,))
+    x = [torch.randn(32, 1, 64) for _ in range(2)]
+    values = _two_steps(router, x)
+    counted = router.token_counts_E.clone()
+    report = StageReport()
+    again = Microbatch(iteration=2, shard=0, index=0, num_microbatches=2, recomputing=True)
+    router(x[0], again, report)
+    assert report.per_layer["global_load_balancing_loss"][0].item() == values[0]
+    assert torch.equal(router.token_counts_E, counted)
+
+
+def test_z_loss_and_its_gradient() -> None:
+    router = _router(moe_router_load_balancing_type=("none",), moe_z_loss_coeff=0.25)
+    x, report = torch.randn(24, 3, 64), StageReport()
+    (0.0 * router(x, MICROBATCH, report).weight_Tk.sum()).backward()
+    weight = router.weight.detach().requires_grad_()
+    want = (x @ weight.t()).logsumexp(-1).square().mean()
+    (0.25 * want / 4).backward()
+    torch.testing.assert_close(report.per_layer["z_loss"][0], want.detach())
+    torch.testing.assert_close(router.weight.grad, weight.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_several_losses_add_up_with_their_own_coefficients() -> None:
+    both = {"aux_loss": 0.3, "seq_aux_loss": 0.2, "global_aux_loss": 0.1}
+    x, grads = torch.randn(24, 2, 64), []
+    for types, coefficients in [(tuple(both), tuple(both.values())), *[((k,), (c,)) for k, c in both.items()]]:
+        router = _router(moe_router_load_balancing_type=types, moe_aux_loss_coeff=coefficients)
+        report = StageReport()
+        place = Microbatch(iteration=1, shard=0, index=0, num_microbatches=1)
+        (0.0 * router(x, place, report).weight_Tk.sum()).backward()
+        assert set(report.per_layer) == {AUXILIARY_NAMES[kind] for kind in types}
+        grads.append(router.weight.grad)
+    torch.testing.assert_close(grads[0], grads[1] + grads[2] + grads[3], rtol=1e-4, atol=1e-7)
+
+
+def test_square_root_of_softplus_scores() -> None:
+    router = _router(moe_router_score_function="sqrtsoftplus", moe_aux_loss_coeff=(0.0,))
+    x = torch.randn(20, 1, 64)
+    routing = _route(router, x)
+    score = torch.nn.functional.softplus(x.flatten(0, 1) @ router.weight.t()).sqrt().gather(1, routing.ids_Tk)
+    torch.testing.assert_close(routing.weight_Tk, 2.5 * score / score.sum(-1, keepdim=True))
+
+
+def test_bias_takes_part_in_the_choice_of_groups() -> None:
+    router = _router(num_moe_experts=8, moe_router_num_groups=4, moe_router_group_topk=1)
+    router.expert_bias_E[4:6] = 10.0
+    assert _route(router, torch.randn(9, 1, 64)).ids_Tk.tolist() == [[4, 5]] * 9
+
+
+def test_forced_balance_ignores_scores_and_weighs_by_them() -> None:
+    router = _router(moe_router_force_load_balancing=True, moe_aux_loss_coeff=(0.0,))
+    x = torch.randn(16, 2, 64)
+    routing = _route(router, x)
+    assert routing.count_E.tolist() == [16] * 4
+    scores = (x.flatten(0, 1) @ router.weight.t()).sigmoid().gather(1, routing.ids_Tk)
+    torch.testing.assert_close(routing.weight_Tk, 2.5 * scores / scores.sum(-1, keepdim=True))

@@ -1,0 +1,60 @@
+"""Which experts a token may have: limits by group of experts, forced balance, and capacity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from megatron.core.transformer.moe.balance import count_choices
+
+TopK = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+
+
+def choose_in_groups(score_TE: torch.Tensor, k: int, num_groups: int, group_topk: int, topk: TopK) -> torch.Tensor:
+    """Ids ``[T, k]`` of the k best experts inside the ``group_topk`` best groups, ascending.
+
+    Experts are in ``num_groups`` consecutive groups; a group is worth the sum of its k / group_topk best scores. Equal
+    ones: the lowest group, the lowest expert.
+    """
+    tokens, experts = score_TE.shape
+    grouped = score_TE.view(tokens * num_groups, experts // num_groups)
+    best = grouped.gather(1, topk(grouped, None, k // group_topk))
+    worth_TG = best.sum(dim=-1).view(tokens, num_groups)
+    allowed_TG = count_choices(topk(worth_TG, None, group_topk), num_groups)
+    allowed_TE = allowed_TG.repeat_interleave(experts // num_groups, dim=1)
+    return topk(score_TE.masked_fill(~allowed_TE, -math.inf), None, k)
+
+
+def forced_ids(first: int, tokens: int, k: int, num_experts: int, offset: int, device: torch.device) -> torch.Tensor:
+    """Ids ``[tokens, k]``, ascending, that go round all experts: token t of a micro-batch gets the k experts from
+    ``offset + k t`` on, modulo their number. ``first`` is the number of the first token here. Every expert gets equally
+    many tokens where E divides k times their number, and never two more than another."""
+    start_T1 = torch.arange(first, first + tokens, device=device).unsqueeze(1) * k + offset
+    return ((start_T1 + torch.arange(k, device=device)) % num_experts).sort(dim=1).values
+
+
+def expert_capacity(tokens: int, k: int, num_experts: int, factor: float) -> int:
+    """Tokens of ``tokens`` that one expert takes: ceil(tokens k / E * factor), and never more than there are."""
+    return min(tokens, math.ceil(tokens * k / num_experts * factor))
+
+
+def within_capacity(
+    ids_Tk: torch.Tensor,
+    weight_Tk: torch.Tensor,
+    num_experts: int,
+    capacity: int,
+    policy: Literal["probs", "position"],
+) -> torch.Tensor:
+    """Boolean ``[T, k]``: which choices an expert that takes ``capacity`` tokens keeps: those with the largest weight
+    (equal ones: the earlier token), or the earliest tokens."""
+    if policy == "position":
+        place_TE = count_choices(ids_Tk, num_experts).cumsum(dim=0) - 1
+    else:
+        worth_TE = weight_Tk.new_full((ids_Tk.shape[0], num_experts), -math.inf).scatter_(1, ids_Tk, weight_Tk)
+        order_TE = torch.sort(worth_TE, dim=0, descending=True, stable=True).indices
+        steps_TE = torch.arange(ids_Tk.shape[0], device=ids_Tk.device).unsqueeze(1).expand_as(order_TE)
+        place_TE = torch.empty_like(order_TE).scatter_(0, order_TE, steps_TE)
+    return place_TE.gather(1, ids_Tk) < capacity
