@@ -64,7 +64,7 @@ def selected(ops: list[str], names: list[str] | None) -> list[tuple[Op, Variant]
 
 
 def red(wanted: list[tuple[Op, Variant]]) -> tuple[set[str], str]:
-    """Test ids of variants whose conformance in bf16 on the GPU is red (all, if the tests did not run), and a report."""
+    """Test ids of variants whose conformance in bf16 on the GPU is red (all, if the tests did not run); a report."""
     ids = [test_id(op, variant) for op, variant in wanted]
     command = [sys.executable, "-m", "pytest", "tests/ops", "-m", "gpu", "-q", "-rfE", "-k", " or ".join(ids)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
