@@ -104,8 +104,8 @@ def main(argv: Sequence[str]) -> int:
         sequence_length=arguments.seq_length,
         seed=arguments.seed,
         sizes=_sizes(arguments),
-        build_here=True,
-        barrier=lambda: None,
+        turn="run",
+        meet=lambda failed: failed,
         use_cache=False,
     )
     samples = [int(word) for word in arguments.samples.split(",") if word]

@@ -129,7 +129,7 @@ class CacheEntry:
                 [
                     Problem(
                         f"{self.folder} for sample indices, which cannot be written ({error.strerror})",
-                        "a folder that can be written, on a file system that every rank sees",
+                        "a folder that can be written, which all ranks of a machine see",
                         "--data-cache-path",
                     )
                 ]

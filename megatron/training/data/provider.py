@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ from megatron.core.tokenizers.build import build_tokenizer
 from megatron.training.config.data import DataConfig, TokenizerConfig
 
 Dataset = GPTDataset | BlendedDataset
+
+Turn = Literal["run", "machine", "others"]
+"""Who a rank is among those that make sample indices: the first of the run, the first of its machine, another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +87,16 @@ def build_datasets(
     sequence_length: int,
     seed: int,
     sizes: Sequence[int | None],
-    build_here: bool,
-    barrier: Callable[[], None],
+    turn: Turn,
+    meet: Callable[[bool], bool],
     use_cache: bool = True,
 ) -> Splits:
-    """Train, valid and test data; called by every rank with the same arguments but ``build_here``.
+    """Train, valid and test data; called by every rank with the same arguments but ``turn``.
 
-    The ranks with ``build_here`` write the indices into the cache, all meet at ``barrier``, then the others map them.
-    What is wrong with files, splits and folders is found by every rank by itself before the barrier, and an error of
-    a building rank is raised after it: no rank waits for one that has stopped.
+    The first rank of the run writes the indices into the cache. Then the first rank of each machine does, where it does
+    not find them: the folder may be on a disk of each machine. Then the others map them. After each turn all ranks
+    meet: ``meet(failed)`` returns on every rank whether it was true on any. What is wrong with files, splits and
+    folders is found by every rank by itself before that, and no rank waits for one that has stopped.
 
     Args:
         tokenizer: bounds the ids and names eod and pad; without one ids are not checked and no loss is masked.
@@ -102,7 +106,7 @@ def build_datasets(
     Raises:
         ConfigError: no data for a split that was asked for (an empty test split is only reported in ``absent``), a
             cache folder that cannot be written, or settings that contradict each other.
-        DamagedInputError: a data file is missing or damaged, or other ranks do not see the cache.
+        DamagedInputError: a data file is missing or damaged, or another rank has failed.
     """
     plans = _plan(config, tokenizer, sequence_length=sequence_length, sizes=sizes)
     maker = _Maker(config, tokenizer, sequence_length, seed, use_cache=use_cache)
@@ -110,15 +114,15 @@ def build_datasets(
         entry.require_usable_folder()
     failure: ConfigError | DamagedInputError | OSError | None = None
     built: dict[str, Dataset] = {}
-    if build_here:
-        try:
-            built = maker.build_all(plans.present, build_here=True)
-        except (ConfigError, DamagedInputError, OSError) as error:
-            failure = error
-    barrier()
-    if failure is not None:
-        raise failure
-    if not build_here:
+    for builder in ("run", "machine"):
+        if turn == builder:
+            try:
+                built = maker.build_all(plans.present, build_here=True)
+            except (ConfigError, DamagedInputError, OSError) as error:
+                failure = error
+        if meet(failure is not None):
+            raise failure or DamagedInputError("the sample indices could not be made by another rank, which says why")
+    if turn == "others":
         built = maker.build_all(plans.present, build_here=False)
     return Splits(**{name: built.get(name) for name in SPLIT_NAMES}, absent=plans.absent)
 
@@ -361,7 +365,7 @@ def _through_cache(
     found = entry.load()
     if found is None:
         raise DamagedInputError(
-            f"{entry.path('checksums.json')}: the first rank wrote no such indices, or not where this rank looks; "
-            "--data-cache-path must name a folder that every rank sees"
+            f"{entry.path('checksums.json')}: the first rank of this machine wrote no such indices, or not where this "
+            "rank looks; --data-cache-path must name a folder that all ranks of a machine see"
         )
     return found

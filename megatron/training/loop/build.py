@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron.core.config.errors import DamagedInputError
 from megatron.core.contracts.stage import Stage
 from megatron.core.datasets.sampler import Sampler
 from megatron.core.datasets.splits import requested_sizes
@@ -17,7 +18,7 @@ from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import OpTable, build_table
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import plan_schedule
-from megatron.core.process_groups.collectives import barrier
+from megatron.core.process_groups.collectives import gather_objects, maximum
 from megatron.core.process_groups.groups import Placement, ProcessGroups, create_process_groups, gather_nodes
 from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, OrderedSums
 from megatron.core.process_groups.topology import LogicalLayout
@@ -120,8 +121,8 @@ def assemble_run(
         sequence_length=config.model.seq_length,
         seed=config.training.seed,
         sizes=_split_sizes(config),
-        build_here=launch.rank == 0,
-        barrier=lambda: barrier(groups.world),
+        turn="run" if launch.rank == 0 else "machine" if launch.local_rank == 0 else "others",
+        meet=lambda failed: _any_rank(groups, failed),
     )
     tracing = Tracing(config.trace, groups) if config.trace.trace_dir else None
     if tracing is not None:
@@ -148,9 +149,27 @@ def assemble_run(
         chunks=chunks,
         step=step if tracing is None else tracing.step(step),
         splits=splits,
-        data_digest=data_digest(splits),
+        data_digest=agreed_digest(splits, groups),
         tracing=tracing,
     )
+
+
+def _any_rank(groups: ProcessGroups, here: bool) -> bool:
+    """Whether something is true on any rank; collective."""
+    return bool(maximum(groups.world, torch.tensor(int(here), dtype=torch.int64, device=groups.device)))
+
+
+def agreed_digest(splits: Splits, groups: ProcessGroups) -> str:
+    """The digest of the data, the same on every rank; collective.
+
+    Raises:
+        DamagedInputError: machines hold different data under the same paths.
+    """
+    digests = gather_objects(groups.world, data_digest(splits))
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        raise DamagedInputError(f"the data of rank {others[0]} are not those of rank 0: copies that differ ({others})")
+    return str(digests[0])
 
 
 def _float_sums(config: RunConfig, ops: OpTable) -> FloatSums:

@@ -95,6 +95,7 @@ def stage_need(config: RunConfig, chunks: Sequence[HybridChunk], world_size: int
             weight_bytes=params_dtype(config).itemsize,
             distributed_optimizer=config.optimizer.use_distributed_optimizer,
             pipeline_size=topology.pp,
+            num_passes=logical_layout(config).ldp // topology.dp,
         ),
         activations=_activations(config, chunks, world_size),
     )
@@ -109,7 +110,8 @@ def _activations(config: RunConfig, chunks: Sequence[HybridChunk], world_size: i
         cuts_sequence=config.parallel.sequence_parallel,
         activation_bytes=params_dtype(config).itemsize,
     )
-    passes = in_flight_chunks(chunks[0].segment.pp_rank, topology.pp, len(chunks), num_microbatches(config))
+    forwards = num_microbatches(config) * logical_layout(config).ldp // topology.dp
+    passes = in_flight_chunks(chunks[0].segment.pp_rank, topology.pp, len(chunks), forwards)
     layers = sum(layer_bytes(symbol, model, shape) for chunk in chunks for symbol in chunk.segment.symbols)
     head = head_bytes(model, config.tokenizer.padded_vocab_size, shape) if chunks[-1].is_last else 0
     return layers * passes // len(chunks) + head

@@ -67,17 +67,25 @@ class StateBytes:
 
 
 def state_bytes(
-    plans: Sequence[BufferPlan], *, weight_bytes: int, distributed_optimizer: bool, pipeline_size: int
+    plans: Sequence[BufferPlan],
+    *,
+    weight_bytes: int,
+    distributed_optimizer: bool,
+    pipeline_size: int,
+    num_passes: int = 1,
 ) -> StateBytes:
     """Bytes of one rank's buffers, padding included.
 
     ``weight_bytes`` is the size of a working weight (2 in bfloat16). Gradients, masters and both moments are fp32; with
     the distributed optimizer masters and moments are cut over the ranks that share a bucket. A parameter of both
-    pipeline ends has two gradients where one rank holds both.
+    pipeline ends has two gradients where one rank holds both. Several passes a step (logical shards per rank) carry at
+    most two more fp32 sums of a rank's own part.
     """
     weights = gradients = state = 0
     for plan in plans:
         weights += plan.numel * (4 if plan.key.fp32 else weight_bytes)
         gradients += 4 * plan.numel * (2 if plan.key.two_stage and pipeline_size == 1 else 1)
+        if num_passes > 1:
+            gradients += 2 * 4 * plan.numel // plan.ranks
         state += 4 * plan.numel // (plan.ranks if distributed_optimizer else 1)
     return StateBytes(weights=weights, gradients=gradients, masters=state, moments=2 * state)

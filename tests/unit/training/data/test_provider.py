@@ -13,6 +13,7 @@ import pytest
 from megatron.core.config.errors import ConfigError, DamagedInputError
 from megatron.core.datasets.blended import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
+from megatron.core.datasets.index_cache import CacheEntry
 from megatron.core.tokenizers.null import NullTokenizer
 from megatron.training.config.data import DataConfig, TokenizerConfig
 from megatron.training.data.provider import Splits, build_datasets, data_digest, tokenizer_from
@@ -27,9 +28,9 @@ def data(tmp_path: Path) -> SelfData:
     return write_self_data(tmp_path, LENGTHS, vocab_size=4096)
 
 
-def _build(config: DataConfig, sizes=(20, 4, 4), tokenizer=TOKENIZER, seed=1234, build_here=True, **options) -> Splits:
-    options = {"sequence_length": 8, "barrier": lambda: None, **options}
-    return build_datasets(config, tokenizer, seed=seed, sizes=sizes, build_here=build_here, **options)
+def _build(config: DataConfig, sizes=(20, 4, 4), tokenizer=TOKENIZER, seed=1234, turn="run", **options) -> Splits:
+    options = {"sequence_length": 8, "meet": lambda failed: failed, **options}
+    return build_datasets(config, tokenizer, seed=seed, sizes=sizes, turn=turn, **options)
 
 
 def _documents(data: SelfData, dataset: GPTDataset | None) -> set[int]:
@@ -58,7 +59,7 @@ def test_cache_is_made_beside_the_data_and_used(data: SelfData):
     affixes = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy", "checksums.json")
     assert names == {f"GPTDataset-{s}-{a}" for s in ("train", "valid", "test") for a in affixes}
     times = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
-    second = _build(config, build_here=False)
+    second = _build(config, turn="others")
     assert data_digest(first) == data_digest(second)
     assert isinstance(second.train.indices.sample_index, np.memmap)
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == times
@@ -78,44 +79,79 @@ def test_cache_is_made_beside_the_data_and_used(data: SelfData):
 
 def test_without_cache_nothing_is_written(data: SelfData, tmp_path: Path):
     before = sorted(tmp_path.rglob("*"))
-    splits = _build(DataConfig(data_path=(data.prefix,), split="70,20,10"), use_cache=False, build_here=False)
+    splits = _build(DataConfig(data_path=(data.prefix,), split="70,20,10"), use_cache=False, turn="others")
     assert sorted(tmp_path.rglob("*")) == before
     assert data_digest(splits) == data_digest(_build(DataConfig(data_path=(data.prefix,), split="70,20,10")))
 
 
-def test_ranks_meet_once_and_agree(data: SelfData, tmp_path: Path):
+class _Meeting:
+    """Three ranks as threads; the first is the run's, the second another machine's."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(3, timeout=20)
+        self.failed: list[bool] = []
+        self.found: dict[str, str] = {}
+
+    def meet(self, failed: bool) -> bool:
+        self.failed.append(failed)
+        self.barrier.wait()
+        any_failed = any(self.failed)
+        self.barrier.wait()
+        return any_failed
+
+    def run(self, configs: dict[str, DataConfig]) -> dict[str, str]:
+        """Digest or error of every rank, by turn."""
+        threads = [threading.Thread(target=self._rank, args=item) for item in configs.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self.found
+
+    def _rank(self, turn: str, config: DataConfig) -> None:
+        try:
+            self.found[turn] = data_digest(_build(config, sizes=(30, 0, 0), turn=turn, meet=self.meet))
+        except (ConfigError, DamagedInputError) as error:
+            self.found[turn] = f"{type(error).__name__}: {error}"
+
+
+TURNS = ("run", "machine", "others")
+
+
+def test_ranks_meet_and_agree(data: SelfData, tmp_path: Path):
     config = DataConfig(data_path=("1", data.prefix, "2", data.prefix), data_cache_path=str(tmp_path / "cache"))
-    barrier = threading.Barrier(3, timeout=20)
-    found: dict[int, str] = {}
-
-    def rank(number: int) -> None:
-        splits = _build(config, sizes=(30, 0, 0), build_here=number == 0, barrier=lambda: barrier.wait())
-        found[number] = data_digest(splits)
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = _Meeting().run(dict.fromkeys(TURNS, config))
     assert len(found) == 3 and len(set(found.values())) == 1
 
 
-def test_an_error_of_the_builder_comes_after_the_barrier(data: SelfData, tmp_path: Path):
+def test_every_machine_may_have_a_cache_of_its_own(data: SelfData, tmp_path: Path):
+    here, there = (DataConfig(data_path=(data.prefix,), data_cache_path=str(tmp_path / n)) for n in ("here", "there"))
+    found = _Meeting().run({"run": here, "machine": there, "others": there})
+    assert len(set(found.values())) == 1
+    names = [sorted(p.name for p in (tmp_path / n).iterdir()) for n in ("here", "there")]
+    assert names[0] == names[1] != []
+    # A rank whose machine has no cache is told what to change.
+    other = DataConfig(data_path=(data.prefix,), data_cache_path=str(tmp_path / "nobody"))
+    found = _Meeting().run({"run": here, "machine": there, "others": other})
+    assert "the first rank of this machine wrote no such indices" in found["others"]
+    assert found["run"] == found["machine"]
+
+
+def test_failure_of_one_builder_ends_all(data: SelfData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Otherwise the other ranks would wait for one that is gone."""
     config = DataConfig(data_path=(data.prefix,), split="1", data_cache_path=str(tmp_path / "cache"))
-    met = []
-    _build(config, sizes=(20, 0, 0))
-    (tmp_path / "cache").joinpath(next((tmp_path / "cache").glob("*checksums.json")).name).unlink()
-    shutil.move(npy := next((tmp_path / "cache").glob("*sample_index.npy")), tmp_path / "away")
-    npy.mkdir()
-    with pytest.raises(OSError, match="sample_index"):
-        _build(config, sizes=(20, 0, 0), barrier=lambda: met.append(1))
-    with pytest.raises(DamagedInputError, match="the first rank wrote no such indices"):
-        _build(config, sizes=(20, 0, 0), build_here=False, barrier=lambda: met.append(1))
-    assert met == [1, 1]
+
+    def broken(entry: CacheEntry, arrays: object) -> None:
+        raise DamagedInputError(f"{entry.folder}: planted")
+
+    monkeypatch.setattr(CacheEntry, "store", broken)
+    found = _Meeting().run(dict.fromkeys(TURNS, config))
+    assert found["run"].endswith("cache: planted")
+    assert found["machine"] == found["others"]
+    assert "could not be made by another rank" in found["others"]
 
 
-def _never() -> None:
+def _never(failed: bool) -> bool:
     pytest.fail("waited for the others")
 
 
@@ -137,9 +173,9 @@ def test_refused_before_the_barrier(data: SelfData, tmp_path: Path):
         (DataConfig(valid_data_path=(data.prefix,)), ConfigError, "no train data .*--train-data-path"),
     ]
     for config, error, message in cases:
-        for build_here in (True, False):
+        for turn in ("run", "machine", "others"):
             with pytest.raises(error, match=message):
-                _build(config, build_here=build_here, barrier=_never)
+                _build(config, turn=turn, meet=_never)
 
 
 def test_split_that_is_absent_says_why(data: SelfData):
@@ -157,7 +193,7 @@ def test_empty_data_set_is_refused(tmp_path: Path):
     write_documents(str(tmp_path / "hollow"), [[], []])
     for name in ("empty", "hollow"):
         with pytest.raises(ConfigError, match="no train data"):
-            _build(DataConfig(data_path=(str(tmp_path / name),), split="1"), sizes=(5, 0, 0), barrier=_never)
+            _build(DataConfig(data_path=(str(tmp_path / name),), split="1"), sizes=(5, 0, 0), meet=_never)
 
 
 def test_order_follows_seed_and_samples_only(data: SelfData, tmp_path: Path):
@@ -178,8 +214,8 @@ def test_data_written_anew_under_the_same_path_are_indexed_anew(tmp_path: Path):
     write_self_data(tmp_path, (30, 40), vocab_size=4096)
     old = _build(config, sizes=(8, 0, 0))
     write_self_data(tmp_path, (40, 30), vocab_size=4096)
-    with pytest.raises(DamagedInputError, match="first rank wrote no such indices"):
-        _build(config, sizes=(8, 0, 0), build_here=False)
+    with pytest.raises(DamagedInputError, match="wrote no such indices"):
+        _build(config, sizes=(8, 0, 0), turn="others")
     new = _build(config, sizes=(8, 0, 0))
     assert data_digest(new) != data_digest(old)
     for i in range(len(new.train)):
@@ -206,7 +242,7 @@ def test_blend_with_a_member_that_is_empty_in_a_split(tmp_path: Path):
     valid = _build(DataConfig(data_path=(one, many), split="9,1,0"), sizes=(20, 5, 0)).valid
     assert [member.source.path for member in valid.members] == [many]
     with pytest.raises(ConfigError, match=r"no valid data \(.*/one: .*hold no tokens"):
-        _build(DataConfig(data_path=("1", one, "1", many), split="9,1,0"), sizes=(20, 5, 0), barrier=_never)
+        _build(DataConfig(data_path=("1", one, "1", many), split="9,1,0"), sizes=(20, 5, 0), meet=_never)
 
 
 def test_data_per_split_and_from_files(data: SelfData, tmp_path: Path):

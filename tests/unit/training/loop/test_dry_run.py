@@ -13,9 +13,9 @@ from megatron.training.cli.parser import parse_run_config
 from megatron.training.config.resolve import resolve_vocabulary
 from megatron.training.config.run import RunConfig
 from megatron.training.config.validate import resolve_and_validate
-from megatron.training.loop.dry_run import parameter_counts, report
+from megatron.training.loop.dry_run import dry_run, parameter_counts, report
 from tests.architecture.sources import ROOT
-from tests.support.settings import SMALL
+from tests.support.settings import SMALL, effective
 
 VOCABULARY = 131072
 COMMON = """
@@ -115,11 +115,18 @@ def test_cuts_reach_the_bytes() -> None:
     assert spread[0][5] > 1.2 * (spread[1][5] - 2 * 2 * 8192 * VOCABULARY / 2**30)
 
 
-def run(tmp_path: Path, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def test_passes_carry_two_sums() -> None:
+    one = needs("--global-batch-size 16", world_size=4)[0]
+    several = needs("--global-batch-size 16 --logical-data-parallel-size 16", world_size=4)[0]
+    assert several[2] - one[2] == pytest.approx(2 * one[2] / 4, rel=1e-3)
+    assert several[:2] == one[:2]
+
+
+def run(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "pretrain_hybrid.py"), *SMALL, "--dry-run", *more],
         cwd=tmp_path,
-        env={"PATH": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        env={"PATH": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -132,7 +139,7 @@ def test_dry_run_prints_and_stops(tmp_path: Path) -> None:
     done = run(tmp_path, *cut, "--dry-run-world-size", "8", "--run-dir", "run")
     assert done.returncode == 0, done.stderr
     assert "needed by one rank of 8 (TP 2, PP 2, DP 2" in done.stdout
-    assert "iteration " not in done.stdout
+    assert "consumed samples" not in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,7 +154,9 @@ def test_number_of_processes_needs_a_dry_run() -> None:
         config_of(MODELS["nano"] + "--dry-run-world-size 8")
 
 
-def test_only_the_first_rank_prints(tmp_path: Path) -> None:
-    done = run(tmp_path, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+def test_only_the_first_rank_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ("0", "1"):
+        for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}.items():
+            monkeypatch.setenv(name, value)
+        dry_run(effective(world_size=2))
+        assert ("needed by one rank of 2" in capsys.readouterr().out) == (rank == "0")
