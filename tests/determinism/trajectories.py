@@ -1,17 +1,25 @@
-"""Whole steps on the rank pool, and what of them must not depend on the layout."""
+"""Whole steps on the rank pool, and what of them must not depend on layout, placement or time."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
 
 from megatron.core.digest.bits import digest_hex
+from megatron.core.process_groups import collectives
 from megatron.core.process_groups.collectives import sum_integers
+from megatron.training.loop import build
 from megatron.training.loop.build import Run
+from tests.determinism.other_sums import OTHER_SUMS
 from tests.support.training import build_here
 
-NOISY = "--hidden-dropout 0.1 --attention-dropout 0.1 --moe-input-jitter-eps 0.1"
-"""Every kind of noise that training draws."""
+NOISY = "--lr-warmup-iters 0 --hidden-dropout 0.1 --attention-dropout 0.1 --moe-input-jitter-eps 0.1"
+"""Every kind of noise that training draws, and a first step that moves the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +30,32 @@ class Seen:
     state: dict[str, str]
 
 
-def trajectory(flags: str, steps: int, prepare: Callable[[Run], None] | None = None) -> list[Seen]:
-    """Rank function: ``steps`` steps, then one evaluation. ``prepare`` may change the run before its first step."""
-    run = build_here(flags)
-    if prepare is not None:
-        prepare(run)
+@dataclass(frozen=True, kw_only=True)
+class Circumstance:
+    """What must not matter, and one thing that must: ``nodes`` on which ranks pretend to live, a seed for ``delays``
+    before every collective on some ranks, and ``sums`` by name, for controls."""
+
+    nodes: tuple[int, ...] | None = None
+    delays: int | None = None
+    sums: str | None = None
+
+
+def trajectory(flags: str, steps: int, circumstance: Circumstance | None = None) -> list[Seen]:
+    """Rank function: ``steps`` steps, then one evaluation."""
+    circumstance = circumstance or Circumstance()
+    real = build.OrderedSums, collectives.dist
+    if circumstance.sums is not None:
+        build.OrderedSums = OTHER_SUMS[circumstance.sums]
+    run = build_here(flags, nodes=circumstance.nodes)
+    if circumstance.delays is not None:
+        collectives.dist = _Delayed(random.Random(1000 * circumstance.delays + run.groups.world.rank))
+    try:
+        return _train(run, steps)
+    finally:
+        build.OrderedSums, collectives.dist = real
+
+
+def _train(run: Run, steps: int) -> list[Seen]:
     reader, consumed, seen = run.reader(run.splits.train), 0, []
     for iteration in range(1, steps + 1):
         step = run.step.run(reader, iteration, consumed)
@@ -45,6 +74,30 @@ def trajectory(flags: str, steps: int, prepare: Callable[[Run], None] | None = N
     return [*seen, Seen(numbers={name: value.hex() for name, value in losses.items()}, state={})]
 
 
+class _Delayed:
+    """torch.distributed, except that one rank in two sleeps up to 2 ms before a collective."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw, self._slow = draw, draw.random() < 0.5
+
+    def __getattr__(self, name: str) -> Any:
+        found: Any = getattr(dist, name)
+        return self._late(found) if callable(found) and name.startswith(("all_", "batch_")) else found
+
+    def _late(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def later(*args: Any, **kwargs: Any) -> Any:
+            if self._slow or self._draw.random() < 0.1:
+                time.sleep(self._draw.random() * 2e-3)
+            return call(*args, **kwargs)
+
+        return later
+
+
 def trajectories(all_flags: Sequence[str], steps: int) -> list[list[Seen]]:
     """Rank function: one trajectory after the other, to start the ranks once."""
     return [trajectory(flags, steps) for flags in all_flags]
+
+
+def under_circumstances(flags: str, steps: int, circumstances: Sequence[Circumstance]) -> list[list[Seen]]:
+    """Rank function: the same command under each circumstance."""
+    return [trajectory(flags, steps, circumstance) for circumstance in circumstances]

@@ -12,9 +12,9 @@ from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.digest.bits import digest_hex
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import build_table
-from megatron.core.process_groups.groups import create_process_groups
+from megatron.core.process_groups.groups import Placement, create_process_groups
 from megatron.training.cli.parser import parse_run_config
-from megatron.training.config.resolve import resolve_vocabulary, topology_of
+from megatron.training.config.resolve import logical_layout, resolve_vocabulary, topology_of
 from megatron.training.config.validate import resolve_and_validate
 from megatron.training.data.provider import tokenizer_from
 from megatron.training.loop.build import Run, assemble_run, params_dtype
@@ -48,8 +48,9 @@ class Trained:
     digests: dict[str, str]
 
 
-def build_here(flags: str, base: str = TINY) -> Run:
-    """A run on the ranks that are running, from a command line on top of ``base``."""
+def build_here(flags: str, base: str = TINY, nodes: tuple[int, ...] | None = None) -> Run:
+    """A run on the ranks that are running, from a command line on top of ``base``; ``nodes`` are machines that the
+    ranks pretend to live on."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     config = resolve_and_validate(parse_run_config(shlex.split(base) + shlex.split(flags)), world)
@@ -57,7 +58,11 @@ def build_here(flags: str, base: str = TINY) -> Run:
     config = resolve_vocabulary(config, tokenizer.vocab_size)
     device = torch.device("cpu")
     ops = build_table(ALL_OPS, config.numerics, device, params_dtype(config))
-    groups = create_process_groups(topology_of(config, world), device)
+    placement = None
+    if nodes is not None:
+        layout = logical_layout(config)
+        placement = Placement(nodes=nodes, block=layout.block, expert_block=layout.expert_block)
+    groups = create_process_groups(topology_of(config, world), device, placement)
     return assemble_run(config, tokenizer, ops, groups, Launch(rank=rank, world_size=world), "gloo")
 
 
