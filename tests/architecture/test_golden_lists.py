@@ -11,7 +11,7 @@ import pytest
 from tests.architecture.sources import ROOT
 from tools.docs.generated import write_or_check
 
-GENERATORS = ("gen_flags", "gen_op_catalog", "gen_compat")
+GENERATORS = ("gen_flags", "gen_op_catalog", "gen_compat", "gen_determinism")
 
 
 def generate(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -190,9 +190,9 @@ class Optimizer:
             cast, held = (torch.zeros(len(rows), 2, dtype=torch.int64, device=device) for _ in range(2))
             for piece in (piece for span in buffer.owned for piece in span.pieces):
                 masters = state.view(state.main_params, piece.offset, piece.stop).to(buffer.weights.dtype)
-                cast[rows[piece.spec.name]] += _digest_of(piece, masters)
+                cast[rows[piece.spec.name]] += piece_digest(piece, masters)
             for piece in (piece for span in buffer.whole for piece in span.pieces):
-                held[rows[piece.spec.name]] += _digest_of(piece, buffer.weights[piece.offset : piece.stop])
+                held[rows[piece.spec.name]] += piece_digest(piece, buffer.weights[piece.offset : piece.stop])
             expert = any(piece.spec.expert for span in buffer.whole for piece in span.pieces)
             total = sum_integers(self.groups.edp if expert else self.groups.dp, cast)
             unequal = (total != held).any(dim=1).tolist()
@@ -225,11 +225,12 @@ def _digests(
                 values = state.buffer.weights[piece.offset : piece.stop]
             else:
                 values = state.view(tensors[kind], piece.offset, piece.stop)
-            total += _digest_of(piece, values)
+            total += piece_digest(piece, values)
     return totals
 
 
-def _digest_of(piece: Piece, values: torch.Tensor) -> torch.Tensor:
+def piece_digest(piece: Piece, values: torch.Tensor) -> torch.Tensor:
+    """Layout-free digest (int64 ``[2]``) of one piece's values; digests of the pieces of a shard add up."""
     total = torch.zeros(2, dtype=torch.int64, device=values.device)
     for at, part in enumerate(values.split(_AT_ONCE)):
         total += layout_free_digest(part, piece.spec.name, piece.shard, piece.start + at * _AT_ONCE)

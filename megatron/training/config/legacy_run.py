@@ -159,12 +159,6 @@ LOOP = (
     ),
     FlagFamily(
         kind="refused",
-        reason="replicas and runs are compared by their fingerprints",
-        change="--fingerprint-dir DIR",
-        values="--check-weight-hash-across-dp-replicas-interval",
-    ),
-    FlagFamily(
-        kind="refused",
         reason="non-finite values stop the run; other watches and skipped iterations are not built",
         switches="--check-for-spiky-loss --check-for-large-grads",
         values="--gpu-sniff-test-interval",

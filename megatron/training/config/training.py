@@ -37,6 +37,9 @@ class TrainingConfig:
     """The signal that --exit-signal-handler waits for."""
     check_for_nan_in_loss_and_grad: bool = operational(True)
     """Stop every rank when a loss or gradient is not finite, naming where (exit code 4)."""
+    check_weight_hash_across_dp_replicas_interval: int | None = operational(None)
+    """Iterations between comparisons of weights, and of optimizer state that is not cut, over data-parallel ranks; a
+    difference stops every rank, naming rank and tensor (exit code 4). None when not given."""
 
 
 @dataclass(frozen=True, kw_only=True)

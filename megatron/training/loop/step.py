@@ -11,6 +11,7 @@ from megatron.core.contracts.stage import Stage
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
+from megatron.core.optimizer.replica_watch import stop_on_drift
 from megatron.core.pipeline_parallel.execute import PipelineInput, run_pipeline
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.training.data.batches import BatchReader
@@ -20,7 +21,8 @@ from megatron.training.observe.step_record import StepMetrics
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
-    """Sizes of a step; ``shards`` are this rank's logical shards in pass order."""
+    """Sizes of a step; ``shards`` are this rank's logical shards in pass order, ``watch_replicas`` the iterations
+    between comparisons of replicas."""
 
     shards: tuple[int, ...]
     num_microbatches: int
@@ -31,6 +33,7 @@ class StepShape:
     stop_on_non_finite: bool = True
     count_zeros: bool = False
     norm_params: bool = False
+    watch_replicas: int | None = None
 
 
 class TrainStep:
@@ -63,12 +66,16 @@ class TrainStep:
         """Step ``iteration`` (1-based) on the samples from ``consumed_samples`` on.
 
         Raises:
-            TrainingStoppedError: a loss or gradient is not finite; on every rank, before anything was updated.
+            TrainingStoppedError: a loss or gradient is not finite; on every rank, before anything was updated. Or
+                replicas have drifted apart, where they are watched.
         """
         start, shape = time.monotonic(), self.shape
         self.ddp.zero_grad_buffer()
         losses = self._forward_backward(reader, iteration, consumed_samples, training=True)
         reader.read_ahead(consumed_samples + shape.global_batch_size)
+        if shape.watch_replicas and iteration % shape.watch_replicas == 0:
+            # Before the update, which may give every rank new weights: what this step has worked with.
+            stop_on_drift(self.optimizer, self.groups, iteration)
         self.ddp.finalize_model_grads()
         progress = consumed_samples - self.schedule_start
         lr, decay = learning_rate(self.schedule, progress), weight_decay(self.schedule, progress)

@@ -1,60 +1,99 @@
-"""Torch's switches of deterministic mode, set once: after parsing, before the model and before CUDA is used.
+"""Deterministic mode inside a process that has torch: its switches, and the way in for programs of one's own.
 
-The environment half, which has to act before torch is loaded, is ``pinned_environment.py``.
+The environment half, which has to act before libraries start, is ``pinned_environment.py``.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+from typing import Any
+
 import torch
 
+from megatron.core.config.errors import ConfigError
 from megatron.core.config.numerics import NumericsConfig
 from megatron.core.ops.registry import Guarantee
 from megatron.core.process_groups.float_sum_guard import refuse_float_sums
+from megatron.training.setup.environment import export, read_environment
+from megatron.training.setup.pinned_environment import (
+    CUDA_IN_USE,
+    environment_problems,
+    late_problems,
+    values_to_set,
+)
+from megatron.training.setup.pinned_switches import SWITCHES, Switch
+
+
+def enter_deterministic_mode(allow_env: str | None = None) -> dict[str, str]:
+    """What ``--deterministic-mode`` does to a process, for programs that do not use ``pretrain_hybrid.py``.
+
+    Call it once, first thing: before a tensor is on a GPU and before transformer_engine, mamba_ssm or causal_conv1d is
+    imported. It checks the environment, sets the variables that are missing and torch's switches, and makes process
+    groups refuse floating-point sums. Models built afterwards take deterministic ops from
+    ``build_table(ALL_OPS, NumericsConfig(deterministic_mode=True), ...)``.
+
+    ``allow_env`` is a comma-separated list of variables whose values are taken as they are. Returns the variables it
+    set.
+
+    Raises:
+        ConfigError: a variable has a value the promise cannot be kept with; or something that reads a missing one has
+            started already, with what has to happen before it. Nothing was changed then.
+    """
+    numerics = NumericsConfig(deterministic_mode=True, determinism_allow_env=allow_env)
+    environment = read_environment()
+    to_set = values_to_set(environment, numerics)
+    problems = [*environment_problems(environment, numerics), *late_problems(to_set, _in_use())]
+    if problems:
+        raise ConfigError(problems)
+    export(to_set)
+    pin_arithmetic(numerics)
+    return to_set
 
 
 def pin_arithmetic(numerics: NumericsConfig) -> None:
-    """Make torch keep the promise of deterministic mode, or raise where it cannot; nothing without that mode.
+    """Set every switch of ``pinned_switches.SWITCHES``; nothing without deterministic mode.
 
-    * operations without a deterministic form raise instead of running;
-    * no search for fast convolutions by timing;
-    * fp32 products in fp32 (no TF32), bf16 products summed in fp32;
-    * one BLAS library, not a choice per shape;
-    * one thread per operation on the CPU: the cut of a sum over threads would follow the number of cores;
-    * sums over ranks of floating-point numbers by ``ordered_reduce`` alone: a backend asked for one raises (not where
-      the fastest of everything was asked for, which sums that way).
-
-    Filling uninitialised memory is switched off: it costs a pass over every buffer and no result here reads one.
+    Sums over ranks of floating-point numbers are left to ``ordered_reduce``: a backend that is asked for one raises,
+    except where the fastest of everything was asked for, which sums that way.
     """
     if not numerics.deterministic_mode:
         return
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    if torch.cuda.is_available():
-        torch.backends.cuda.preferred_blas_library("cublas")
-    torch.set_num_threads(1)
+    for switch in SWITCHES:
+        if torch.cuda.is_available() or not switch.cuda:
+            _write(switch)
     if numerics.op_variants != "fastest":
         refuse_float_sums()
 
 
 def switches() -> dict[str, object]:
     """The switches as they stand, for the run's manifest."""
-    return {
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "matmul_allow_bf16_reduced_precision": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        "cpu_threads": torch.get_num_threads(),
-    }
+    return {switch.name: _read(switch) for switch in SWITCHES if torch.cuda.is_available() or not switch.cuda}
 
 
 def kept_promise(numerics: NumericsConfig, weakest: Guarantee) -> str:
     """Name of what a run promises: the weakest guarantee among its ops, nothing where torch's switches are not set."""
     return (weakest if numerics.deterministic_mode else Guarantee.NONE).name
+
+
+def _in_use() -> frozenset[str]:
+    """What has been loaded or started that reads variables once: names of modules, and CUDA."""
+    return frozenset(sys.modules) | ({CUDA_IN_USE} if torch.cuda.is_initialized() else frozenset())
+
+
+def _under_torch(path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), torch)
+
+
+def _read(switch: Switch) -> object:
+    found = _under_torch(switch.read)
+    value = found() if callable(found) else found
+    return value if isinstance(value, bool | int | str) else str(value)
+
+
+def _write(switch: Switch) -> None:
+    if switch.write:
+        _under_torch(switch.write)(switch.value)
+    else:
+        owner, _, name = switch.read.rpartition(".")
+        setattr(_under_torch(owner), name, switch.value)

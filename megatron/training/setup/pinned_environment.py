@@ -6,7 +6,7 @@ Values a launcher sets on purpose are taken with ``--determinism-allow-env`` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from megatron.core.config.errors import Problem
@@ -20,12 +20,16 @@ class Pin:
     """One variable that deterministic mode constrains.
 
     ``accepted`` describes the values that ``holds`` takes; ``value`` is set where the variable is not, if given.
+    ``read_by`` is what reads the variable, once: a module's name or ``CUDA_IN_USE``; empty where setting it late still
+    acts.
     """
 
     name: str
     accepted: str
     holds: Callable[[str], bool]
+    why: str
     value: str | None = None
+    read_by: str = ""
 
 
 def _nccl_algorithm_holds(text: str) -> bool:
@@ -41,20 +45,79 @@ def _is_zero(text: str) -> bool:
     return text == "0"
 
 
+CUDA_IN_USE = "CUDA"
+"""Stands for a CUDA context that exists."""
+
 PINS = (
     Pin(
         name="CUBLAS_WORKSPACE_CONFIG",
         accepted=":4096:8 or :16:8",
         holds=lambda text: text in (":4096:8", ":16:8"),
         value=":4096:8",
+        read_by=CUDA_IN_USE,
+        why="a workspace of its own for each stream; without one, products on several streams may differ",
     ),
-    Pin(name="NCCL_ALGO", accepted=", ".join(_NCCL_ALGORITHMS), holds=_nccl_algorithm_holds),
-    Pin(name="NVTE_ALLOW_NONDETERMINISTIC_ALGO", accepted="0", holds=_is_zero),
-    Pin(name="MAMBA_DETERMINISTIC", accepted="1", holds=_starts_with_one),
-    Pin(name="CAUSAL_CONV1D_DETERMINISTIC", accepted="1", holds=_starts_with_one),
-    Pin(name="NVIDIA_TF32_OVERRIDE", accepted="0", holds=_is_zero),
-    Pin(name="TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", accepted="0", holds=_is_zero),
-    Pin(name="TRITON_CACHE_AUTOTUNING", accepted="0", holds=_is_zero),
+    Pin(
+        name="CUBLASLT_WORKSPACE_SIZE",
+        accepted="a whole number of KiB",
+        holds=str.isdecimal,
+        read_by=CUDA_IN_USE,
+        why="the workspace decides which algorithms cuBLASLt may take; part of what comparable runs agree on",
+    ),
+    Pin(
+        name="TORCH_BLAS_PREFER_CUBLASLT",
+        accepted="0",
+        holds=_is_zero,
+        why="one BLAS library, not a choice per shape",
+    ),
+    Pin(
+        name="NCCL_ALGO",
+        accepted=", ".join(_NCCL_ALGORITHMS),
+        holds=_nccl_algorithm_holds,
+        why="Megatron's list; no sum here depends on it, so an exception is safe and is how to prove that",
+    ),
+    Pin(
+        name="NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+        accepted="0",
+        holds=_is_zero,
+        value="0",
+        read_by="transformer_engine",
+        why="Transformer Engine takes attention kernels with atomic additions otherwise",
+    ),
+    Pin(
+        name="MAMBA_DETERMINISTIC",
+        accepted="1",
+        holds=_starts_with_one,
+        value="1",
+        read_by="mamba_ssm",
+        why="mamba-ssm cuts its lists of autotuning configurations when it is imported",
+    ),
+    Pin(
+        name="CAUSAL_CONV1D_DETERMINISTIC",
+        accepted="1",
+        holds=_starts_with_one,
+        value="1",
+        read_by="causal_conv1d",
+        why="causal-conv1d adds the weights' gradients by atomics otherwise",
+    ),
+    Pin(
+        name="NVIDIA_TF32_OVERRIDE",
+        accepted="0",
+        holds=_is_zero,
+        why="it switches TF32 on behind torch's back",
+    ),
+    Pin(
+        name="TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        accepted="0",
+        holds=_is_zero,
+        why="it switches TF32 on behind torch's back",
+    ),
+    Pin(
+        name="TRITON_CACHE_AUTOTUNING",
+        accepted="0",
+        holds=_is_zero,
+        why="a choice by timing that is kept outlives the run that made it",
+    ),
 )
 """Megatron's list, and the variables that switch TF32 on behind torch's back."""
 
@@ -103,6 +166,20 @@ def values_to_set(environment: Mapping[str, str], numerics: NumericsConfig) -> d
     if not numerics.deterministic_mode:
         return {}
     return {pin.name: pin.value for pin in PINS if pin.value is not None and pin.name not in environment}
+
+
+def late_problems(to_set: Mapping[str, str], in_use: Collection[str]) -> list[Problem]:
+    """Variables of ``to_set`` that can no longer act, because what reads them is in use: set now, they would look right
+    and do nothing."""
+    return [
+        Problem(
+            f"deterministic mode entered when {pin.read_by} is in use already, started without {pin.name}",
+            f"{pin.name}={pin.value} before {pin.read_by} starts, which reads it once",
+            f"enter deterministic mode before that, or start the process with {pin.name}={pin.value}",
+        )
+        for pin in PINS
+        if pin.name in to_set and pin.read_by in in_use
+    ]
 
 
 def recorded_environment(environment: Mapping[str, str], numerics: NumericsConfig) -> dict[str, str]:

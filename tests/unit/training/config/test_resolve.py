@@ -50,6 +50,7 @@ MAY_BE_NONE = {
     "eval_interval",
     "exit_interval",
     "exit_duration_in_mins",
+    "check_weight_hash_across_dp_replicas_interval",
     "tensorboard_dir",
     "run_dir",
     "fingerprint_dir",

@@ -8,6 +8,7 @@ from megatron.core.config.numerics import NumericsConfig
 from megatron.training.setup.pinned_environment import (
     PINS,
     environment_problems,
+    late_problems,
     launch_environment,
     recorded_environment,
     values_to_set,
@@ -22,6 +23,8 @@ LOOSE = NumericsConfig()
     [
         ("CUBLAS_WORKSPACE_CONFIG", "junk", ":16:8"),
         ("CUBLAS_WORKSPACE_CONFIG", ":0:0", ":4096:8"),
+        ("CUBLASLT_WORKSPACE_SIZE", "large", "32768"),
+        ("TORCH_BLAS_PREFER_CUBLASLT", "1", "0"),
         ("NCCL_ALGO", "Tree", "Ring"),
         ("NCCL_ALGO", "Ring,Tree", "ring,^NVLS"),
         ("NCCL_ALGO", "", "CollnetChain"),
@@ -49,10 +52,30 @@ def test_every_pin_has_a_bad_value_above():
 
 
 def test_needed_values_are_set_only_where_the_launcher_set_none():
-    assert values_to_set({}, STRICT) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert values_to_set({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, STRICT) == {}
+    needed = {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+        "MAMBA_DETERMINISTIC": "1",
+        "CAUSAL_CONV1D_DETERMINISTIC": "1",
+    }
+    assert values_to_set({}, STRICT) == needed
+    assert values_to_set({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, STRICT).keys() == needed.keys() - {
+        "CUBLAS_WORKSPACE_CONFIG"
+    }
     assert values_to_set({}, LOOSE) == {}
     assert environment_problems(values_to_set({}, STRICT), STRICT) == []
+
+
+def test_what_can_no_longer_act_is_said_by_name_and_only_that():
+    needed = values_to_set({}, STRICT)
+    problems = late_problems(needed, {"CUDA", "mamba_ssm", "json"})
+    assert [problem.change.split()[-1] for problem in problems] == [
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8",
+        "MAMBA_DETERMINISTIC=1",
+    ]
+    assert "mamba_ssm is in use already" in problems[1].given
+    assert late_problems({}, {"CUDA", "mamba_ssm"}) == []
+    assert late_problems(needed, {"torch"}) == []
 
 
 def test_what_can_change_bits_is_recorded_and_what_travels_is_not():

@@ -1,0 +1,143 @@
+"""What a run in deterministic mode promises, how it is kept, the test that proves it and the control that must fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promise:
+    """One promise. ``test`` and ``control`` are ``path::function`` under ``tests/``; the control breaks the promise on
+    purpose and asserts that it shows."""
+
+    level: str
+    promise: str
+    kept_by: str
+    test: str
+    control: str
+
+
+LEVELS = {
+    "L0": "two runs of one launch are bitwise identical at every step",
+    "L1": "a run stopped and resumed any number of times equals one that never stopped",
+    "L2": "placement changes nothing: other machines, another ring, other algorithms of the transport, other timing",
+    "L3": "one trajectory on any data-parallel size that divides the logical one, and on any pipeline",
+    "L4": "the trajectory can be replayed on fewer GPUs",
+}
+
+PROMISES = (
+    Promise(
+        level="L0",
+        promise="A second process repeats every bit",
+        kept_by="ops with a stated guarantee, torch's switches, the environment below",
+        test="determinism/test_controls.py::test_a_second_process_repeats_every_bit",
+        control="determinism/test_controls.py::test_one_bit_of_one_weight_is_seen",
+    ),
+    Promise(
+        level="L0",
+        promise="Every variant of an op keeps its guarantee: repeats, and the same bits for every cut its spec lists",
+        kept_by="op-catalog.md; a variant without a guarantee is not taken",
+        test="ops/test_conformance.py::test_same_bits_in_every_run",
+        control="ops/test_controls.py::test_an_unordered_sum_is_caught",
+    ),
+    Promise(
+        level="L0",
+        promise="Floating-point numbers of different ranks are added by ordered_reduce alone",
+        kept_by="a gate on our sources, and a guard on process groups at run time",
+        test="dist/test_float_sum_guard.py::test_float_sums_are_refused_whoever_asks_and_everything_else_is_not",
+        control="architecture/test_rules.py::test_rule_sees_the_planted_breach",
+    ),
+    Promise(
+        level="L0",
+        promise="A bad value in the environment is refused by name, a missing one set, one that cannot act explained",
+        kept_by="the table of variables below",
+        test="unit/training/setup/test_pinned_environment.py::test_bad_value_is_refused_with_the_accepted_ones",
+        control="unit/training/setup/test_determinism.py::"
+        "test_called_too_late_it_says_what_has_started_and_changes_nothing",
+    ),
+    Promise(
+        level="L0",
+        promise="Copies of one weight stay equal bit for bit; a copy that drifts stops the run where it is watched",
+        kept_by="the optimizer works on owned parts and copies travel as bytes; "
+        "--check-weight-hash-across-dp-replicas-interval",
+        test="dist/test_replicas.py::test_copies_stay_equal",
+        control="dist/test_replica_watch.py::test_a_replica_that_drifts_stops_every_rank_and_is_named",
+    ),
+    Promise(
+        level="L1",
+        promise="Resumed equals straight, at every kind of save",
+        kept_by="fp32 masters, exact counts and positions in the checkpoint; everything else is derived",
+        test="determinism/test_resume.py::test_resumed_is_straight",
+        control="determinism/test_resume_controls.py::test_part_that_is_left_out_shows_elsewhere",
+    ),
+    Promise(
+        level="L1",
+        promise="A process killed while it saves loses nothing",
+        kept_by="a checkpoint is complete or absent; the marker moves last",
+        test="determinism/test_resume_killed.py::test_killed_saves_lose_nothing",
+        control="unit/determinism/test_checkpoint.py::test_flipped_bit_is_named",
+    ),
+    Promise(
+        level="L2",
+        promise="Where ranks live and how long messages take changes no bit",
+        kept_by="terms travel as copies and are added by position; blocks inside machines first is the same sum",
+        test="determinism/test_placement.py::test_placement_and_delays_change_no_bit",
+        control="determinism/test_placement.py::test_a_sum_in_another_order_gives_other_bits",
+    ),
+    Promise(
+        level="L2",
+        promise="Sums follow the stated order on any transport, in one stage or two",
+        kept_by="the blocked fold",
+        test="dist/test_ordered_reduce.py::test_inside_machines_first_has_the_bits_of_one_stage",
+        control="determinism/test_placement.py::test_a_ring_that_starts_elsewhere_adds_differently",
+    ),
+    Promise(
+        level="L3",
+        promise="Data-parallel and pipeline sizes, distributed optimizer and bucket sizes change no bit",
+        kept_by="passes over logical shards and a fold that goes on from pass to pass",
+        test="determinism/test_logical_data_parallel.py::test_one_trajectory",
+        control="determinism/test_placement.py::test_a_fold_that_restarts_with_each_pass_gives_other_bits",
+    ),
+    Promise(
+        level="L3",
+        promise="A backend's sum, as elsewhere, is another trajectory on another number of ranks; ours is one",
+        kept_by="the same",
+        test="determinism/test_placement.py::test_a_backends_sum_follows_the_number_of_ranks",
+        control="determinism/test_placement.py::test_a_backends_sum_follows_the_number_of_ranks",
+    ),
+    Promise(
+        level="L3",
+        promise="A parameter of first and last stage has the bits of one stage",
+        kept_by="two gradient buffers at every pipeline size, added first + last",
+        test="dist/test_engine_pipeline.py::test_any_pipeline_equals_one_stage",
+        control="dist/test_engine_pipeline.py::test_another_order_of_microbatches_gives_other_bits",
+    ),
+    Promise(
+        level="L3",
+        promise="Bucket sizes change no bit",
+        kept_by="every logical shard starts at a multiple of 1,024 elements, and so does every cut",
+        test="dist/test_engine_reduction.py::test_bucket_sizes_do_not_change_a_bit",
+        control="dist/test_engine_reduction.py::test_another_block_gives_other_bits",
+    ),
+    Promise(
+        level="L3",
+        promise="The gradient's norm does not depend on how it is cut",
+        kept_by="fp64 sums of fixed blocks, added exactly as integers",
+        test="ops/test_norm_blocks.py::test_any_cut_at_blocks_in_any_order_gives_the_same_norm",
+        control="ops/test_norm_blocks.py::test_fp64_sums_of_pieces_would_depend_on_the_cut",
+    ),
+    Promise(
+        level="L3",
+        promise="Expert biases follow exact counts over all passes and ranks",
+        kept_by="int64 counts, compared as integers",
+        test="dist/test_engine_expert_bias.py::test_bias_follows_integer_counts_of_the_whole_stage",
+        control="dist/test_engine_expert_bias.py::test_counts_in_floating_point_would_lose_the_difference",
+    ),
+    Promise(
+        level="L4",
+        promise="A step of eight ranks can be repeated on one that holds the state, resumed on the way",
+        kept_by="L1 and L3 together; the logical layout is in the checkpoint",
+        test="dist/test_checkpoint_layouts.py::test_steps_go_on_alike_on_another_pipeline_and_data_parallel_size",
+        control="dist/test_checkpoint_layouts.py::test_another_logical_layout_is_refused_with_both",
+    ),
+)
