@@ -50,7 +50,7 @@ def test_types_agree() -> None:
 
 
 def test_shell_scripts_are_clean_and_stop_at_errors() -> None:
-    scripts = [source for source in files_with(".sh", ".ci/run", "run") if source.text.startswith("#!")]
+    scripts = [source for source in files_with(".sh", ".sbatch", ".ci/run", "run") if source.text.startswith("#!")]
     assert {"tests/run.sh", ".ci/run"} <= {script.path for script in scripts}
     loose = [script.path for script in scripts if "set -euo pipefail" not in script.text]
     assert not loose, f"without `set -euo pipefail`: {loose}"
