@@ -41,6 +41,10 @@ LOSSES = (
     "--moe-router-load-balancing-type aux_loss seq_aux_loss global_aux_loss --moe-aux-loss-coeff 1e-2 1e-2 1e-2 "
     "--moe-z-loss-coeff 1e-3 --moe-router-num-groups 2 --moe-router-group-topk 1 --moe-router-dtype fp64"
 )
+QK_NORM = "--qk-layernorm --position-embedding-type rope --rotary-percent 0.5"
+EP2 = "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1"
+FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
+SELECTIVE = "--recompute-granularity selective --recompute-modules core_attn layernorm moe moe_act"
 CELLS = (
     Cell("TP2", 2, "--tensor-model-parallel-size 2", pattern="M*-M"),
     Cell("TP2-SP", 2, f"{TP2_SP} --expert-tensor-parallel-size 1"),
@@ -82,6 +86,11 @@ CELLS = (
         recipe=LATENT,
         microbatches=TWO,
     ),
+    Cell("TP2-qk-norm", 2, "--tensor-model-parallel-size 2", "M*-", recipe=QK_NORM, microbatches=TWO),
+    Cell("TP4-qk-norm-shared-groups", 4, "--tensor-model-parallel-size 4", "*-", recipe=QK_NORM, microbatches=TWO),
+    Cell("PP2-recompute-full", 2, f"{PP2} {FULL}", "ME*|EM-/*E", bits=True, microbatches=TWO),
+    Cell("PP2-recompute-selective", 2, f"{PP2} {SELECTIVE}", "ME*|EM-", bits=True, microbatches=TWO),
+    Cell("TP2xEP2-recompute-full", 2, f"{TP2_SP} {FULL} {EP2}", "ME*E-", microbatches=TWO),
     Cell("PP4-no-MoE-no-layer-stages", 4, PP2.replace("2", "4"), "|M*|E-|/E", bits=True, microbatches=TWO),
 )
 

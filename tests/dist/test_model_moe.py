@@ -112,6 +112,31 @@ def test_a_rank_without_tokens_takes_part_and_gets_zero_gradients(changes: dict[
                 assert grads[name][:4].any()
 
 
+def _ties(layout: Layout, changes: dict[str, Any]) -> tuple[list[int], list[list[int]]]:
+    """Counts over a step, and the experts of each of this rank's tokens, where all tokens and all scores are equal."""
+    groups = groups_for_test(tp=layout.tp, ep=layout.ep, etp=layout.etp)
+    context = tiny_context(groups, sequence_parallel=layout.sequence_parallel, ldp=2)
+    chunks = build_hybrid_chunks(tiny_config(num_moe_experts=16, **SHORT, **changes), context, VOCAB_SIZE)
+    attach_main_grads(chunks)
+    (router,) = chunks[0].balanced_routers()
+    router.weight.data.zero_()
+    ids: list[list[int]] = []
+    router.register_forward_hook(lambda module, given, routing: ids.extend(routing.ids_Tk.tolist()))
+    run_microbatches(chunks, [(v, 0) for v in range(groups.dp.rank, 2, groups.dp.size)], 1, 1)
+    return router.token_counts_E.tolist(), ids
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, ep=2), Layout(tp=2, sequence_parallel=True, etp=1)])
+def test_ties_go_to_the_lowest_experts_on_every_layout_and_when_recomputed(layout: Layout) -> None:
+    """BR-19."""
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    for changes, times in (({}, 1), (full, 2)):
+        ranks = run_ranks(layout.world, _ties, layout, changes)
+        assert torch.tensor([counts for counts, _ in ranks]).sum(0).tolist() == [32, 32] + [0] * 14
+        assert all(ids == [[0, 1]] * len(ids) for _, ids in ranks)
+        assert sum(len(ids) for _, ids in ranks) == 32 * times
+
+
 def _counts(layout: Layout) -> Step:
     return tiny_gradients(layout, 2, {"seq_length": 512, "hybrid_layer_pattern": "E-"}, 1, 2)
 

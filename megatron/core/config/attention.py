@@ -20,6 +20,10 @@ class AttentionFields:
     """Key/value groups when --group-query-attention is on; a multiple or a divisor of the tensor-parallel size."""
     kv_channels: int | None = trajectory(None)
     """Width of one attention head; default: hidden size / heads."""
+    qk_layernorm: bool = trajectory(False)
+    """Normalise every head's query and key before their positions are rotated in."""
+    apply_wd_to_qk_layernorm: bool = trajectory(False)
+    """Let the weights of these norms decay."""
     attention_dropout: float = trajectory(0.1)
     """Dropout probability on attention weights."""
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = trajectory("learned_absolute")

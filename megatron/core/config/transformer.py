@@ -11,10 +11,11 @@ from megatron.core.config.mamba import MambaFields
 from megatron.core.config.moe import MoEFields
 from megatron.core.config.mtp import MTPFields
 from megatron.core.config.precision import PrecisionFields
+from megatron.core.config.recompute import RecomputeFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(AttentionFields, MambaFields, MoEFields, MTPFields, PrecisionFields):
+class TransformerConfig(AttentionFields, MambaFields, MoEFields, MTPFields, PrecisionFields, RecomputeFields):
     """Model shape and numerics. ``None`` means "not given" and is gone after ``resolve``, unless the text says so."""
 
     hybrid_layer_pattern: str | None = trajectory(None)

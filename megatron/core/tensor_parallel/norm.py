@@ -10,6 +10,7 @@ from megatron.core.contracts.parameter import ModelParameter, use_in_fp32
 from megatron.core.tensor_parallel.column import ColumnParallelLinear
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
+from megatron.core.tensor_parallel.recompute import keeping
 
 
 class Normalizer:
@@ -21,13 +22,20 @@ class Normalizer:
         self.dtype = context.params_dtype
         self._op = context.ops["layer_norm" if self.has_bias else "rms_norm"]
 
-    def create(self, name: str, size: int, context: ModelContext) -> tuple[ModelParameter, ModelParameter | None]:
-        """``<name>weight`` of ones and, for LayerNorm, ``<name>bias`` of zeros; the name brings its separator."""
+    def create(
+        self, name: str, size: int, context: ModelContext, *, per_head: bool = False, decay: bool = False
+    ) -> tuple[ModelParameter, ModelParameter | None]:
+        """``<name>weight`` of ones and, for LayerNorm, ``<name>bias`` of zeros; the name brings its separator.
+
+        ``per_head``: it normalises single heads, of which every tensor-parallel rank has its own, so that the gradients
+        of the copies are partial in any case.
+        """
+        facts = {"weight_decay": decay, "partial": per_head and context.groups.tp.size > 1}
         ones, zeros = Initial(kind="constant", a=1.0), Initial(kind="constant", a=0.0)
-        weight = create_parameter(replicated_spec(f"{name}weight", (size,), ones, context), context)
+        weight = create_parameter(replicated_spec(f"{name}weight", (size,), ones, context, **facts), context)
         if not self.has_bias:
             return weight, None
-        return weight, create_parameter(replicated_spec(f"{name}bias", (size,), zeros, context), context)
+        return weight, create_parameter(replicated_spec(f"{name}bias", (size,), zeros, context, **facts), context)
 
     def __call__(self, x: torch.Tensor, weight: ModelParameter, bias: ModelParameter | None) -> torch.Tensor:
         """Normalised ``x`` in the activation type; ``x`` may be an fp32 residual."""
@@ -55,10 +63,18 @@ class NormColumnParallelLinear(ColumnParallelLinear):
             name, input_size, output_size, context, init_std=config.init_method_std, bias=bias, parts=parts
         )
         self._normalize = Normalizer(config, context)
+        self._recomputes_norm = config.recomputes("layernorm")
         self.layer_norm_weight, self.layer_norm_bias = self._normalize.create(
             f"{name}.layer_norm_", input_size, context
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        return super().forward(self._normalize(x, self.layer_norm_weight, self.layer_norm_bias))
+        source = x.detach()
+
+        def again() -> torch.Tensor:
+            return self._normalize(source, self.layer_norm_weight, self.layer_norm_bias)
+
+        normal = self._normalize(x, self.layer_norm_weight, self.layer_norm_bias)
+        with keeping(again, normal, self._recomputes_norm):
+            return super().forward(normal)

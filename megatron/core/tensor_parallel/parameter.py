@@ -15,12 +15,18 @@ Stages = tuple[Literal["first", "last"], ...]
 
 
 def replicated_spec(
-    name: str, shape: tuple[int, ...], initial: Initial, context: ModelContext, *, weight_decay: bool | None = None
+    name: str,
+    shape: tuple[int, ...],
+    initial: Initial,
+    context: ModelContext,
+    *,
+    weight_decay: bool | None = None,
+    partial: bool = False,
 ) -> ParamSpec:
     """Spec of a parameter that every tensor-parallel rank holds whole.
 
     It reads activations that are cut along the sequence under sequence parallelism, so its gradients are partial
-    there. Vectors do not decay unless told to.
+    there; ``partial`` says that they always are. Vectors do not decay unless told to.
     """
     return ParamSpec(
         name=name,
@@ -29,7 +35,7 @@ def replicated_spec(
         shards=(replicated_shard(shape),),
         initial=initial,
         tp_replicated=True,
-        tp_partial=context.cuts_sequence,
+        tp_partial=partial or context.cuts_sequence,
         weight_decay=len(shape) > 1 if weight_decay is None else weight_decay,
     )
 

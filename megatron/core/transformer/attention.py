@@ -12,14 +12,16 @@ from megatron.core.rng.counter import box_index, keep_mask
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.mappings import gather_columns
 from megatron.core.tensor_parallel.norm import NormColumnParallelLinear
+from megatron.core.tensor_parallel.recompute import compute_again
 from megatron.core.tensor_parallel.row import RowParallelLinear
 from megatron.core.transformer.dropout import noise_key
 from megatron.core.transformer.mlp import output_init_std
+from megatron.core.transformer.norm import Norm
 from megatron.core.transformer.rotary import rotary_angles
 
 
 class SelfAttention(torch.nn.Module):
-    """``proj(attention(qkv(norm(x))))``.
+    """``proj(attention(qkv(norm(x))))``, with ``qk_layernorm`` a norm over every head's query and key.
 
     Rows of ``linear_qkv`` are, per key/value group, the group's query heads, its key, its value; tensor-parallel
     ranks hold plain slices of them. Where there are more ranks than groups a slice ends inside a group: the projected
@@ -54,6 +56,20 @@ class SelfAttention(torch.nn.Module):
         self.linear_proj = RowParallelLinear(
             f"{name}.linear_proj", width, config.hidden_size, context, init_std=output_init_std(config), bias=bias
         )
+        self.q_layernorm = self.k_layernorm = None
+        if config.qk_layernorm:
+            self.q_layernorm, self.k_layernorm = (
+                Norm(
+                    f"{name}.{which}_layernorm",
+                    config,
+                    context,
+                    size=self.head_dim,
+                    per_head=True,
+                    decay=config.apply_wd_to_qk_layernorm,
+                )
+                for which in "qk"
+            )
+        self._recomputes = config.recomputes("core_attn")
         self.scale = 1.0 / math.sqrt(self.head_dim)
         self.dropout = config.attention_dropout
         self._attention = context.ops["attention"]
@@ -93,11 +109,16 @@ class SelfAttention(torch.nn.Module):
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The layer's contribution to the residual stream."""
         q_SBND, k_SBGD, v_SBGD = self._split(self.linear_qkv(x_SBH))
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            q_SBND, k_SBGD = self.q_layernorm(q_SBND), self.k_layernorm(k_SBGD)
         q_SBND, k_SBGD = self._rotate(q_SBND), self._rotate(k_SBGD)
-        if self.dropout and microbatch.training:
-            length, batch = q_SBND.shape[:2]
-            keep_BNSS = self._keep(batch, length, microbatch)
-            out_SBND = self._attention_dropout(q_SBND, k_SBGD, v_SBGD, self.scale, keep_BNSS, self.dropout)
-        else:
-            out_SBND = self._attention(q_SBND, k_SBGD, v_SBGD, self.scale)
+
+        def attend(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, v_SBGD: torch.Tensor) -> torch.Tensor:
+            if not self.dropout or not microbatch.training:
+                return self._attention(q_SBND, k_SBGD, v_SBGD, self.scale)
+            keep_BNSS = self._keep(q_SBND.shape[1], q_SBND.shape[0], microbatch)
+            return self._attention_dropout(q_SBND, k_SBGD, v_SBGD, self.scale, keep_BNSS, self.dropout)
+
+        again = self._recomputes and microbatch.training
+        out_SBND = compute_again(attend, q_SBND, k_SBGD, v_SBGD) if again else attend(q_SBND, k_SBGD, v_SBGD)
         return self.linear_proj(out_SBND.flatten(2))

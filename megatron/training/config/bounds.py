@@ -44,6 +44,7 @@ LEAST = {
         "moe_shared_expert_intermediate_size": 1,
         "moe_latent_size": 1,
         "mtp_num_layers": 0,
+        "recompute_num_layers": 1,
         "mtp_loss_scaling_factor": 0,
         "init_method_std": 0,
         "embedding_init_method_std": 0,

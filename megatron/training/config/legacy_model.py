@@ -47,7 +47,6 @@ MODEL = (
         reason="scores in fp32 need no scaling by layer",
         switches="--apply-query-key-layer-scaling",
     ),
-    FlagFamily(kind="refused", reason=f"norms of queries and keys are {_NOT_YET}", switches="--qk-layernorm"),
     FlagFamily(
         kind="refused",
         reason="norm weights are stored as they are, not minus one",

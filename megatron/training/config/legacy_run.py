@@ -76,11 +76,6 @@ OPTIMIZER = (
         values="--decoupled-lr --decoupled-min-lr",
     ),
     FlagFamily(
-        kind="refused",
-        reason="there is no norm of queries and keys whose weights could decay",
-        switches="--apply-wd-to-qk-layernorm",
-    ),
-    FlagFamily(
         kind="ignored",
         reason="gradients and parameters travel after the backward pass; no number depends on when",
         switches="--overlap-grad-reduce --overlap-param-gather --overlap-param-gather-with-optimizer-step "
@@ -261,12 +256,18 @@ RESILIENCE = (
     FlagFamily(kind="ignored", reason="faults are not injected", values="--error-injection-type"),
     FlagFamily(
         kind="refused",
-        reason=f"recomputing or moving activations is {_NOT_YET}",
-        change="leave it out; a smaller --micro-batch-size needs less memory",
-        switches="--recompute-activations --distribute-saved-activations --fine-grained-activation-offloading "
-        "--moe-layer-recompute --checkpoint-activations",
-        values="--recompute-granularity --recompute-method --recompute-num-layers --cpu-offloading-num-layers",
-        lists="--recompute-modules --offload-modules",
+        reason=f"moving activations to other ranks or to the host is {_NOT_YET}",
+        change="leave it out; --recompute-granularity keeps fewer activations",
+        switches="--distribute-saved-activations --fine-grained-activation-offloading",
+        values="--cpu-offloading-num-layers",
+        lists="--offload-modules",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="Megatron-LM has replaced it",
+        change="--recompute-granularity full --recompute-method uniform --recompute-num-layers 1, or "
+        "--recompute-granularity selective --recompute-modules moe",
+        switches="--moe-layer-recompute --checkpoint-activations",
     ),
     FlagFamily(
         kind="only",

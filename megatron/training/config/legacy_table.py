@@ -42,6 +42,14 @@ SINGLE = (
         value="rope",
     ),
     LegacyFlag(
+        spelling="--recompute-activations",
+        arity="0",
+        kind="alias",
+        reason="use --recompute-granularity selective",
+        target="--recompute-granularity",
+        value="selective",
+    ),
+    LegacyFlag(
         spelling="--no-position-embedding",
         arity="0",
         kind="ignored",

@@ -14,6 +14,7 @@ def model_problems(model: TransformerConfig) -> list[Problem]:
     """Everything about a model whose single values are in range that cannot be built or trained."""
     pattern = pattern_of(model)
     problems = [*_width_problems(model), *_activation_problems(model), *_position_problems(model)]
+    problems += _recompute_problems(model)
     if pattern is not None:
         problems += _pattern_problems(model, pattern)
         if pattern.count(ATTENTION):
@@ -58,6 +59,28 @@ def _width_problems(model: TransformerConfig) -> Iterator[Problem]:
 def _activation_problems(model: TransformerConfig) -> Iterator[Problem]:
     if model.squared_relu and model.swiglu:
         yield Problem("--squared-relu and --swiglu", "one activation", "leave out one of the two")
+
+
+def _recompute_problems(model: TransformerConfig) -> Iterator[Problem]:
+    kind, method, layers = model.recompute_granularity, model.recompute_method, model.recompute_num_layers
+    if kind == "full" and (method is None or layers is None):
+        yield Problem(
+            "--recompute-granularity full without saying which layers together",
+            "--recompute-method and --recompute-num-layers",
+            "add --recompute-method uniform --recompute-num-layers 1",
+        )
+    if kind != "full" and (method is not None or layers is not None):
+        yield Problem(
+            "--recompute-method or --recompute-num-layers without --recompute-granularity full",
+            "whole layers that are recomputed",
+            "leave them out, or --recompute-granularity full",
+        )
+    if kind != "selective" and model.recompute_modules is not None:
+        yield Problem(
+            f"--recompute-modules {' '.join(model.recompute_modules)} without --recompute-granularity selective",
+            "--recompute-granularity selective",
+            "--recompute-granularity selective, or leave out --recompute-modules",
+        )
 
 
 def _position_problems(model: TransformerConfig) -> Iterator[Problem]:

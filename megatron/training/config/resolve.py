@@ -9,6 +9,7 @@ settings may still be ``None``, which then means:
   stream's width; ``moe_router_num_groups`` and ``moe_router_group_topk``: all experts are one group;
   ``moe_expert_capacity_factor``: no limit; ``moe_z_loss_coeff``: no such loss; ``num_moe_experts`` and
   ``moe_ffn_hidden_size``: no experts; ``num_attention_heads`` and ``kv_channels``: no attention layers;
+* ``recompute_granularity`` and what belongs to it: all activations are kept;
 * ``mtp_hybrid_override_pattern``: its layers are / parts of the pattern;
 * ``ddp_bucket_size``: set by ``ddp_num_buckets`` once the parameters are known;
 * ``padded_vocab_size`` until ``resolve_vocabulary`` has seen the tokenizer;
@@ -175,6 +176,8 @@ def _model(model: TransformerConfig) -> TransformerConfig:
         changes["moe_ffn_hidden_size"] = ffn
     if model.moe_expert_capacity_factor is not None and model.moe_expert_capacity_factor < 0:
         changes["moe_expert_capacity_factor"] = None
+    if model.recompute_granularity == "selective" and model.recompute_modules is None:
+        changes["recompute_modules"] = ("core_attn",)
     if model.max_position_embeddings is None:
         changes["max_position_embeddings"] = model.seq_length
     return replace(model, **changes)  # type: ignore[arg-type]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
@@ -9,6 +12,7 @@ from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.models.hybrid.hybrid_layer_allocation import Segment
 from megatron.core.models.hybrid.hybrid_layer_specs import HybridStackSpec, LayerSpec
 from megatron.core.tensor_parallel.context import ModelContext
+from megatron.core.tensor_parallel.recompute import keeping, run_again
 from megatron.core.transformer.dropout import ResidualDropout
 from megatron.core.transformer.norm import Norm
 
@@ -25,12 +29,39 @@ class HybridLayer(torch.nn.Module):
             self.add_module(spec.pre_norm, Norm(f"{name}.{spec.pre_norm}", config, context))
         self.add_module(spec.slot, spec.build(f"{name}.{spec.slot}", layer, config, context))
         self._dropout = ResidualDropout(config.hidden_dropout, context, layer, "residual")
+        self._recomputes_norm = config.recomputes("layernorm")
+        self._recomputes = spec.recompute is not None and config.recomputes(spec.recompute)
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The residual stream behind this layer, in the type it came in."""
-        inner_SBH = x_SBH if self._pre_norm is None else self.get_submodule(self._pre_norm)(x_SBH)
-        out_SBH = self.get_submodule(self._slot)(inner_SBH, microbatch, report)
+        norm = None if self._pre_norm is None else self.get_submodule(self._pre_norm)
+        sublayer = self.get_submodule(self._slot)
+        run = functools.partial(run_again, sublayer) if self._recomputes else sublayer
+        if norm is None:
+            out_SBH = run(x_SBH, microbatch, report)
+        else:
+            inner_SBH, source_SBH = norm(x_SBH), x_SBH.detach()
+            with keeping(lambda: norm(source_SBH), inner_SBH, self._recomputes_norm):
+                out_SBH = run(inner_SBH, microbatch, report)
         return x_SBH + self._dropout(out_SBH, microbatch)
+
+
+def recomputed_layers(config: TransformerConfig, count: int) -> list[tuple[int, int]]:
+    """(start, stop) of the layers, of ``count``, that are computed again together; they come first."""
+    if config.recompute_granularity != "full":
+        return []
+    size, last = config.recompute_num_layers or 1, count
+    if config.recompute_method == "block":
+        size, last = 1, min(count, size)
+    return [(start, min(start + size, last)) for start in range(0, last, size)]
+
+
+def _run(
+    layers: Sequence[torch.nn.Module], x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport
+) -> torch.Tensor:
+    for layer in layers:
+        x_SBH = layer(x_SBH, microbatch, report)
+    return x_SBH
 
 
 class LayerStack(torch.nn.Module):
@@ -52,6 +83,7 @@ class LayerStack(torch.nn.Module):
         first_layer: int,
     ) -> None:
         super().__init__()
+        self._again = recomputed_layers(config, len(symbols))
         self.layers = torch.nn.ModuleDict()
         for offset, symbol in enumerate(symbols):
             key = str(first_key + offset)
@@ -59,9 +91,11 @@ class LayerStack(torch.nn.Module):
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The residual stream behind the layers."""
-        for layer in self.layers.values():
-            x_SBH = layer(x_SBH, microbatch, report)
-        return x_SBH
+        layers = list(self.layers.values())
+        for start, stop in self._again:
+            x_SBH = run_again(functools.partial(_run, layers[start:stop]), x_SBH, microbatch, report)
+        kept = self._again[-1][1] if self._again else 0
+        return _run(layers[kept:], x_SBH, microbatch, report)
 
 
 class HybridBlock(LayerStack):

@@ -12,6 +12,7 @@ from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import add_weight_grad
 from megatron.core.tensor_parallel.parameter import create_parameter
+from megatron.core.tensor_parallel.recompute import keeping
 from megatron.core.transformer.mlp import first_projection, output_init_std
 
 
@@ -153,8 +154,16 @@ class GroupedMLP(torch.nn.Module):
             init_std=output_init_std(config),
         )
         self._kind, self._activation = config.activation, context.ops["activation"]
+        self._recomputes_activation = config.recomputes("moe_act")
 
     def forward(self, rows_RH: torch.Tensor, weight_R: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
         """Outputs ``[R, H]``; ``weight_R`` is the routing weight of each row."""
-        active_RF = self._activation(self.linear_fc1(rows_RH, counts), self._kind, weight_R)
-        return self.linear_fc2(active_RF, counts, weight_R)
+        inner_RF = self.linear_fc1(rows_RH, counts)
+        source_RF, source_R = inner_RF.detach(), weight_R.detach()
+
+        def again() -> torch.Tensor:
+            return self._activation(source_RF, self._kind, source_R)
+
+        active_RF = self._activation(inner_RF, self._kind, weight_R)
+        with keeping(again, active_RF, self._recomputes_activation):
+            return self.linear_fc2(active_RF, counts, weight_R)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
@@ -10,6 +12,7 @@ from megatron.core.contracts.param_spec import Initial
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import linear
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
+from megatron.core.tensor_parallel.recompute import run_again
 from megatron.core.transformer.mlp import output_init_std
 from megatron.core.transformer.moe.dispatcher import TokenDispatcher
 from megatron.core.transformer.moe.experts import GroupedMLP
@@ -63,6 +66,7 @@ class MoELayer(torch.nn.Module):
             if config.moe_shared_expert_intermediate_size
             else None
         )
+        self._recomputes_shared = config.recomputes("shared_experts")
         self._dispatcher = TokenDispatcher(config.num_moe_experts, context)
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
@@ -78,5 +82,8 @@ class MoELayer(torch.nn.Module):
             out_TH = self.fc2_latent_proj(out_TH)
         out_SBH = out_TH.view(x_SBH.shape)
         if self.shared_experts is not None:
-            out_SBH = out_SBH + self.shared_experts(x_SBH, microbatch, report)
+            shared = (
+                functools.partial(run_again, self.shared_experts) if self._recomputes_shared else self.shared_experts
+            )
+            out_SBH = out_SBH + shared(x_SBH, microbatch, report)
         return out_SBH

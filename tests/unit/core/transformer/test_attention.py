@@ -88,3 +88,29 @@ def test_angles_are_rounded_once() -> None:
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="4 heads in 3 groups"):
         SelfAttention("layer", 0, tiny_config(num_query_groups=3), tiny_context(groups_for_test()))
+
+
+@pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm"])
+def test_queries_and_keys_are_normalised_per_head_before_rotation(kind: str) -> None:
+    config = tiny_config(qk_layernorm=True, normalization=kind, position_embedding_type="rope")
+    attention = SelfAttention("self_attention", 0, config, tiny_context(groups_for_test()))
+    seen: dict[str, torch.Tensor] = {}
+    attention.q_layernorm.register_forward_hook(lambda m, given, out: seen.update(q_in=given[0], q=out))
+    attention.k_layernorm.register_forward_hook(lambda m, given, out: seen.update(k=out))
+    attention(torch.randn(8, 2, 64), MICROBATCH, StageReport())
+    assert seen["q"].shape == (8, 2, 4, 16)
+    assert seen["k"].shape == (8, 2, 2, 16)
+    if kind == "RMSNorm":
+        want = torch.nn.functional.rms_norm(seen["q_in"], (16,), eps=1e-5)
+    else:
+        want = torch.nn.functional.layer_norm(seen["q_in"], (16,), eps=1e-5)
+    torch.testing.assert_close(seen["q"], want)
+
+
+def test_norms_of_heads_decay_only_when_told_to() -> None:
+    for decays in (False, True):
+        config = tiny_config(qk_layernorm=True, apply_wd_to_qk_layernorm=decays)
+        attention = SelfAttention("self_attention", 0, config, tiny_context(groups_for_test()))
+        specs = [attention.q_layernorm.weight.spec, attention.k_layernorm.weight.spec]
+        assert [spec.name for spec in specs] == [f"self_attention.{w}_layernorm.weight" for w in "qk"]
+        assert all(spec.weight_decay is decays and spec.tp_replicated and spec.shape == (16,) for spec in specs)

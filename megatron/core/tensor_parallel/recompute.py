@@ -1,0 +1,85 @@
+"""Computing activations again in the backward pass instead of keeping them.
+
+The second forward runs the same ops on the same inputs and weights, and noise is a function of logical coordinates, so
+it gives the same bits; it counts and reports nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from megatron.core.contracts.batch import Microbatch, StageReport
+
+Layers = Callable[[torch.Tensor, Microbatch, StageReport], torch.Tensor]
+
+
+class _Again(torch.autograd.Function):
+    """``run(again, *inputs)`` without a graph, and once more with one when the gradient comes."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.run = run
+        ctx.save_for_backward(*inputs)
+        return run(False, *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        grads: list[torch.Tensor | None] = [None] * len(inputs)
+        for place, x in enumerate(inputs):
+            if x.requires_grad:
+                # Not ``x.grad``, which may have other strides, and reductions further on depend on them.
+                x.register_hook(functools.partial(grads.__setitem__, place))
+        with torch.enable_grad():
+            out = ctx.run(True, *inputs)
+        torch.autograd.backward((out,), (grad,))
+        return None, *grads
+
+
+def compute_again(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    """``run(*inputs)``, keeping nothing but the inputs for the backward pass."""
+    return _Again.apply(lambda again, *x: run(*x), *inputs)
+
+
+def run_again(run: Layers, x: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
+    """``run(x, microbatch, report)``, keeping nothing but ``x`` for the backward pass. Outside training it just runs.
+
+    The second time ``run`` gets a micro-batch that says so, and a report that nobody reads.
+    """
+    if not microbatch.training:
+        return run(x, microbatch, report)
+    second = dataclasses.replace(microbatch, recomputing=True)
+
+    def either(again: bool, x: torch.Tensor) -> torch.Tensor:
+        return run(x, second, StageReport()) if again else run(x, microbatch, report)
+
+    return _Again.apply(either, x)
+
+
+@contextlib.contextmanager
+def keeping(produce: Callable[[], torch.Tensor], value: torch.Tensor, wanted: bool = True) -> Iterator[None]:
+    """Inside, whatever would keep ``value`` (contiguous, the result of ``produce()``) for its backward keeps
+    ``produce`` and calls it then. Does nothing unless ``wanted``."""
+    if not wanted:
+        yield
+        return
+    place, numel = value.data_ptr(), value.numel()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | tuple[torch.Size]:
+        same = tensor.data_ptr() == place and tensor.numel() == numel and tensor.dtype == value.dtype
+        return (tensor.shape,) if same and tensor.is_contiguous() and numel else tensor
+
+    def unpack(kept: torch.Tensor | tuple[torch.Size]) -> torch.Tensor:
+        if isinstance(kept, torch.Tensor):
+            return kept
+        with torch.no_grad():
+            return produce().view(kept[0])
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
