@@ -1,4 +1,4 @@
-"""Copies of one parameter stay equal bit for bit: over tensor-parallel, data-parallel and expert-data-parallel ranks."""
+"""Copies of a parameter stay equal bit for bit: over tensor-parallel, data-parallel, expert-data-parallel ranks."""
 
 from __future__ import annotations
 
