@@ -62,8 +62,9 @@ SOME = MOMENTS[1::4]
 WORDS = "--bf16 --use-distributed-optimizer --train-iters 60 --eval-iters 0 --save-interval 1"
 
 
-def plant(moment: Moment) -> None:
-    """In a rank's process: be killed at the moment."""
+def plant(name: str) -> None:
+    """In a rank's process: be killed at the moment of that name."""
+    (moment,) = [moment for moment in MOMENTS if moment.name == name]
     rank = dist.get_rank()
     if moment.rank not in (-1, rank):
         return
@@ -91,7 +92,7 @@ def plant(moment: Moment) -> None:
 def run_killed(words: str, moment: Moment) -> None:
     """A leg that does not survive its second save."""
     with pytest.raises(AssertionError, match=r"died without a word|Connection|reset by peer|closed"):
-        run_legs(2, words, functools.partial(plant, moment))
+        run_legs(2, words, functools.partial(plant, moment.name))
 
 
 def kill_and_go_on(root: Path, moments: tuple[Moment, ...], *, asynchronous: Callable[[int], bool]) -> None:
