@@ -22,6 +22,9 @@ from megatron.training.observe.fingerprint import rank_file, read_lines
 from tests.support.data import write_self_data
 from tests.support.legs import finished
 
+# Legs in fresh processes: seconds where nothing else runs, minutes where much does.
+pytestmark = pytest.mark.timeout(600)
+
 LAYOUTS = {
     "dp2": (2, ""),
     "tp2": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),

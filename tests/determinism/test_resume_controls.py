@@ -16,6 +16,9 @@ from megatron.training.checkpoint.position import Position
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, differing_fields, rank_file, read_lines
 from tests.support.legs import run_legs
 
+# Legs in fresh processes: seconds where nothing else runs, minutes where much does.
+pytestmark = pytest.mark.timeout(600)
+
 WORDS = "--bf16 --hidden-dropout 0.1 --eval-interval 3"
 MIDDLE = 4
 

@@ -58,6 +58,9 @@ MOMENTS = (
     Moment("retention", save, "remove_superseded", complete=True),
     Moment("all done, rank 1", save.CheckpointGroup, "failures", rank=1, nth=2, complete=None),
 )
+
+# Legs in fresh processes: seconds where nothing else runs, minutes where much does.
+pytestmark = pytest.mark.timeout(600)
 SOME = MOMENTS[1::4]
 WORDS = "--bf16 --use-distributed-optimizer --train-iters 60 --eval-iters 0 --save-interval 1"
 

@@ -13,6 +13,9 @@ from megatron.determinism.checkpoint import diff_checkpoints
 from megatron.determinism.compare import compare
 from tests.support.legs import finished, run_legs
 
+# Legs in fresh processes: seconds where nothing else runs, minutes where much does.
+pytestmark = pytest.mark.timeout(600)
+
 PP2 = "--pipeline-model-parallel-size 2"
 CUT = "--use-distributed-optimizer"
 NEW = "--new-logical-layout"

@@ -37,6 +37,9 @@ COSINE = Schedule(
     wd_incr_style="cosine",
     wd_incr_samples=32,
 )
+
+# Legs in fresh processes: seconds where nothing else runs, minutes where much does.
+pytestmark = pytest.mark.timeout(600)
 LOWER = "--lr 5e-3"
 
 
