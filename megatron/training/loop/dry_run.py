@@ -28,7 +28,13 @@ from megatron.training.config.resolve import (
 from megatron.training.config.run import RunConfig
 from megatron.training.data.provider import tokenizer_from
 from megatron.training.loop.build import params_dtype
-from megatron.training.observe.activations import ActivationShape, head_bytes, in_flight_chunks, layer_bytes
+from megatron.training.observe.activations import (
+    ActivationShape,
+    head_bytes,
+    in_flight_chunks,
+    layer_bytes,
+    prediction_bytes,
+)
 from megatron.training.observe.sizes import ENDS, PartSize, StateBytes, count_parameters, state_bytes
 from megatron.training.setup.environment import find_launch, read_environment
 
@@ -88,7 +94,7 @@ def stage_need(config: RunConfig, chunks: Sequence[HybridChunk], world_size: int
     plans = plan_buffers(specs, dp=topology.dp, edp=topology.edp, config=config.ddp)
     return StageNeed(
         stage=stage,
-        symbols="|".join(chunk.segment.symbols for chunk in chunks),
+        symbols="|".join(chunk.segment.symbols for chunk in chunks) + _behind(config, chunks),
         parameters=sum(len(spec.shards) * spec.shards[0].numel for spec in specs),
         state=state_bytes(
             plans,
@@ -113,8 +119,16 @@ def _activations(config: RunConfig, chunks: Sequence[HybridChunk], world_size: i
     forwards = num_microbatches(config) * logical_layout(config).ldp // topology.dp
     passes = in_flight_chunks(chunks[0].segment.pp_rank, topology.pp, len(chunks), forwards)
     layers = sum(layer_bytes(symbol, model, shape) for chunk in chunks for symbol in chunk.segment.symbols)
-    head = head_bytes(model, config.tokenizer.padded_vocab_size, shape) if chunks[-1].is_last else 0
-    return layers * passes // len(chunks) + head
+    if not chunks[-1].is_last:
+        return layers * passes // len(chunks)
+    rows = config.tokenizer.padded_vocab_size
+    depths = sum(prediction_bytes(symbols, model, rows, shape) for symbols in pattern_of(model).mtp)
+    return layers * passes // len(chunks) + depths + head_bytes(model, rows, shape)
+
+
+def _behind(config: RunConfig, chunks: Sequence[HybridChunk]) -> str:
+    """The pattern's parts for multi-token prediction, on the stage that has them."""
+    return "".join(f"/{symbols}" for symbols in pattern_of(config.model).mtp) if chunks[-1].is_last else ""
 
 
 def _pipeline_size(config: RunConfig) -> int:

@@ -42,12 +42,24 @@ def layer_bytes(symbol: str, model: TransformerConfig, shape: ActivationShape) -
 def head_bytes(model: TransformerConfig, padded_vocab_size: int, shape: ActivationShape) -> int:
     """Bytes of final norm, output layer and loss; their gradient, as large as the logits, is counted too, for it is
     there while everything else still is."""
-    return _norm(model, shape) + 2 * shape.activation_bytes * shape.tokens * padded_vocab_size // shape.tp
+    return _norm(model, shape) + 2 * _logits(padded_vocab_size, shape)
+
+
+def prediction_bytes(symbols: str, model: TransformerConfig, padded_vocab_size: int, shape: ActivationShape) -> int:
+    """Bytes of one depth of multi-token prediction: the embeddings, both normalised inputs side by side, its layers, its
+    last norm and its logits. Its other input is kept by the head before it."""
+    inputs = shape.own_tokens * (3 * model.hidden_size * shape.activation_bytes + 2 * _FP32)
+    layers = sum(layer_bytes(symbol, model, shape) for symbol in symbols)
+    return inputs + layers + _norm(model, shape) + _logits(padded_vocab_size, shape)
 
 
 def in_flight_chunks(rank: int, pp: int, vpp: int, num_microbatches: int) -> int:
     """Forward passes of a pipeline rank's chunks that wait for their backward at the fullest moment."""
     return min(in_flight_limit(rank, pp, vpp), vpp * num_microbatches)
+
+
+def _logits(padded_vocab_size: int, shape: ActivationShape) -> int:
+    return shape.activation_bytes * shape.tokens * padded_vocab_size // shape.tp
 
 
 def _norm(model: TransformerConfig, shape: ActivationShape) -> int:

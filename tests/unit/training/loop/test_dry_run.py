@@ -30,6 +30,19 @@ MODELS = {
         --hidden-size 2688 --num-attention-heads 32 --num-query-groups 2 --mamba-num-heads 64
         --num-experts 128 --moe-router-topk 6 --moe-ffn-hidden-size 1856 --moe-shared-expert-intermediate-size 3712
     """,
+    "super": f"""
+        --hybrid-layer-pattern MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME
+        {EXPERTS} --hidden-size 4096 --num-attention-heads 32 --num-query-groups 2 --mamba-num-heads 128
+        --num-experts 512 --moe-router-topk 22 --moe-latent-size 1024
+        --moe-ffn-hidden-size 2688 --moe-shared-expert-intermediate-size 5376
+    """,
+    "ultra": f"""
+        --hybrid-layer-pattern
+        MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME
+        {EXPERTS} --hidden-size 8192 --num-attention-heads 64 --num-query-groups 2 --mamba-num-heads 256
+        --num-experts 512 --moe-router-topk 22 --moe-latent-size 2048
+        --moe-ffn-hidden-size 5120 --moe-shared-expert-intermediate-size 10240
+    """,
     "h-8b": f"""
         --hybrid-layer-pattern M-M-M-M*-{"M-M-M-M-M*-" * 3}M-M-M-M-M-
         --hidden-size 4096 --ffn-hidden-size 21504 --num-attention-heads 32 --num-query-groups 8 --mamba-num-heads 128
@@ -50,11 +63,13 @@ def config_of(text: str, world_size: int = 1) -> RunConfig:
 # Per layer: Nemotron-H and Nemotron 3 technical reports' shapes through the formulas; totals as published.
 EACH = {
     "nano": {"M": 38_744_896, "*": 23_399_040, "E": 1_297_468_032},
+    "super": {"M": 109_640_064, "*": 35_655_680, "E": 2_873_102_336},
+    "ultra": {"M": 421_645_056, "*": 138_420_224, "E": 10_942_947_328},
     "h-8b": {"M": 109_640_064, "*": 41_947_136, "-": 176_164_864},
     "h-56b": {"M": 438_432_512, "*": 151_003_136, "-": 536_879_104},
 }
-TOTAL = {"nano": "31.578", "h-8b": "8.101", "h-56b": "56.324"}
-ACTIVE = {"nano": ("3.580", "3.228")}
+TOTAL = {"nano": "31.578", "super": "120.669", "ultra": "549.309", "h-8b": "8.101", "h-56b": "56.324"}
+ACTIVE = {"nano": ("3.580", "3.228"), "super": ("12.770", "12.233"), "ultra": ("56.059", "54.985")}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -67,6 +82,15 @@ def test_parameters_of_published_models(name: str) -> None:
     assert f"{active / 1e9:.3f}" == with_input
     if without_input:
         assert f"{(active - parts['embedding'].total) / 1e9:.3f}" == without_input
+
+
+@pytest.mark.parametrize(("flag", "blocks"), [("--mtp-use-repeated-layer", 1), ("--mtp-num-layers 2", 2)])
+def test_multi_token_prediction_is_counted_apart(flag: str, blocks: int) -> None:
+    text = MODELS["nano"].replace("EMEMEMEME ", "EMEMEMEME/*E/*E ")
+    parts = {part.part: part for part in parameter_counts(config_of(f"{text} {flag}"), VOCABULARY)}
+    prediction = parts["multi-token prediction"]
+    assert (prediction.total, prediction.active) == (blocks * 1_335_325_824, blocks * 118_027_392)
+    assert f"{sum(p.total for p in parts.values() if p is not prediction) / 1e9:.3f}" == TOTAL["nano"]
 
 
 def test_counts_do_not_depend_on_the_layout() -> None:

@@ -9,7 +9,13 @@ import torch
 
 from megatron.core.contracts.batch import Microbatch
 from megatron.core.models.hybrid.hybrid_model import build_hybrid_chunks
-from megatron.training.observe.activations import ActivationShape, head_bytes, in_flight_chunks, layer_bytes
+from megatron.training.observe.activations import (
+    ActivationShape,
+    head_bytes,
+    in_flight_chunks,
+    layer_bytes,
+    prediction_bytes,
+)
 from tests.support.ranks import groups_for_test
 from tests.support.tiny import VOCAB_SIZE, attach_main_grads, tiny_batch, tiny_config, tiny_context
 
@@ -34,6 +40,7 @@ def kept_bytes(pattern: str, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that the forward pass of a small model keeps, weights left out, and the estimate of them."""
     config = tiny_config(
         hybrid_layer_pattern=pattern,
+        mtp_num_layers=pattern.count("/"),
         bf16=dtype == torch.bfloat16,
         seq_length=LENGTH,
         max_position_embeddings=LENGTH,
@@ -55,13 +62,17 @@ def kept_bytes(pattern: str, dtype: torch.dtype) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         chunk(batch, None, Microbatch(iteration=1, shard=0, index=0, num_microbatches=1))
     shape = ActivationShape(tokens=LENGTH * SIZE, tp=1, etp=1, cuts_sequence=False, activation_bytes=dtype.itemsize)
-    estimate = sum(layer_bytes(symbol, config, shape) for symbol in pattern) + head_bytes(config, VOCAB_SIZE, shape)
+    main, *depths = pattern.split("/")
+    estimate = sum(layer_bytes(symbol, config, shape) for symbol in main) + head_bytes(config, VOCAB_SIZE, shape)
+    estimate += sum(prediction_bytes(depth, config, VOCAB_SIZE, shape) for depth in depths)
     gradient_of_logits = LENGTH * SIZE * VOCAB_SIZE * dtype.itemsize
     return sum(storage.nbytes() for storage in kept.values()), estimate - gradient_of_logits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("pattern", "least"), [("-", 0.95), ("*", 0.95), ("E", 0.95), ("M", 0.7), ("ME*EM-", 0.8)])
+@pytest.mark.parametrize(
+    ("pattern", "least"), [("-", 0.95), ("*", 0.95), ("E", 0.95), ("M", 0.7), ("ME*EM-", 0.8), ("-/-/-", 0.9)]
+)
 def test_estimate_is_what_autograd_keeps(pattern: str, least: float, dtype: torch.dtype) -> None:
     """The CPU's mixer ops keep copies of their strided inputs and the states of chunks, which the GPU's do not."""
     kept, estimate = kept_bytes(pattern, dtype)
