@@ -9,14 +9,19 @@ import pytest
 
 from tests.determinism.trajectories import NOISY, Seen, trajectories
 from tests.support.ranks import run_ranks
+from tests.support.training import TIED, TINY
 
+# The first test of a world trains for all of them.
+pytestmark = pytest.mark.timeout(400)
+LIMIT_S = 360.0
 STEPS = 2
 PIPELINE = "--pipeline-model-parallel-size 2"
 DISTRIBUTED = "--use-distributed-optimizer"
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1"
 
 PLAIN = "ME*EM-"
-CUT = {PLAIN: (PLAIN, "ME*|EM-", "M|E*|EM|-"), "ME*E": ("ME*E",)}
+MTP = "ME*-/*E"
+CUT = {PLAIN: (PLAIN, "ME*|EM-", "M|E*|EM|-"), "ME*E": ("ME*E",), MTP: (MTP, "ME*|-/*E", "M|E|*|-/*E")}
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Recipe:
     flags: str
     ldp: int
     pattern: str = "ME*E"
+    base: str = TINY
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ FOUR = Recipe("ldp4-fp32", "", 4, PLAIN)
 SIX = Recipe("ldp6-bf16", "--bf16", 6)
 BLOCKS = Recipe("ldp4-bf16-block2", "--bf16 --logical-reduce-block-size 2", 4)
 EXPERTS = Recipe("ldp4-ep2", "--expert-model-parallel-size 2 --logical-reduce-block-size 2", 4)
+SHARED = Recipe("ldp4-tied-mtp-bf16", "--bf16", 4, MTP, TIED)
 TENSOR = Recipe("ldp2-tp2-ep2-bf16", f"--bf16 --expert-model-parallel-size 2 {TP2}", 2)
 
 # The first cell of a recipe is what the others are compared with.
@@ -70,6 +77,10 @@ CELLS = (
     Cell(BLOCKS, 1, DISTRIBUTED),
     Cell(EXPERTS, 4, DISTRIBUTED),
     Cell(EXPERTS, 2),
+    Cell(SHARED, 4),
+    Cell(SHARED, 2, DISTRIBUTED),
+    Cell(SHARED, 4, f"{PIPELINE} {DISTRIBUTED}", segments=1),
+    Cell(SHARED, 2, PIPELINE, segments=2),
     Cell(TENSOR, 4, DISTRIBUTED),
     Cell(TENSOR, 2),
 )
@@ -79,7 +90,9 @@ CELLS = (
 def _all_of(world: int) -> dict[Cell, list[list[Seen]]]:
     """Every cell of a world, by rank; the ranks are started once."""
     cells = [cell for cell in CELLS if cell.world == world]
-    of_ranks = run_ranks(world, trajectories, [cell.command for cell in cells], STEPS)
+    of_ranks = run_ranks(
+        world, trajectories, [(cell.recipe.base, cell.command) for cell in cells], STEPS, timeout_s=LIMIT_S
+    )
     return {cell: [of_rank[i] for of_rank in of_ranks] for i, cell in enumerate(cells)}
 
 

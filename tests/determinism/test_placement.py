@@ -13,6 +13,9 @@ from megatron.core.digest.bits import same_bits
 from tests.determinism.trajectories import NOISY, Circumstance, Seen, under_circumstances
 from tests.support.ranks import run_ranks
 
+# The first test of a world trains for all of them.
+pytestmark = pytest.mark.timeout(400)
+LIMIT_S = 360.0
 STEPS = 2
 COMMAND = (
     f"{NOISY} --use-distributed-optimizer --hybrid-layer-pattern ME* "
@@ -36,7 +39,7 @@ def _seen(world: int, block: int) -> list[list[Seen]]:
     """By circumstance, what the first rank saw; ranks agree among each other."""
     placements = PLACEMENTS if (world, block) == (4, 2) else ()
     circumstances = (*placements, *CONTROLS[world])
-    of_ranks = run_ranks(world, under_circumstances, f"{COMMAND} {block}", STEPS, circumstances)
+    of_ranks = run_ranks(world, under_circumstances, f"{COMMAND} {block}", STEPS, circumstances, timeout_s=LIMIT_S)
     assert all(of_rank == of_ranks[0] for of_rank in of_ranks)
     return of_ranks[0]
 

@@ -16,9 +16,12 @@ from megatron.core.process_groups.collectives import sum_integers
 from megatron.training.loop import build
 from megatron.training.loop.build import Run
 from tests.determinism.other_sums import OTHER_SUMS
-from tests.support.training import build_here
+from tests.support.training import TINY, build_here
 
-NOISY = "--lr-warmup-iters 0 --hidden-dropout 0.1 --attention-dropout 0.1 --moe-input-jitter-eps 0.1"
+NOISY = (
+    "--seq-length 32 --max-position-embeddings 32 --lr-warmup-iters 0 "
+    "--hidden-dropout 0.1 --attention-dropout 0.1 --moe-input-jitter-eps 0.1"
+)
 """Every kind of noise that training draws, and a first step that moves the weights."""
 
 
@@ -40,13 +43,13 @@ class Circumstance:
     sums: str | None = None
 
 
-def trajectory(flags: str, steps: int, circumstance: Circumstance | None = None) -> list[Seen]:
+def trajectory(flags: str, steps: int, circumstance: Circumstance | None = None, base: str = TINY) -> list[Seen]:
     """Rank function: ``steps`` steps, then one evaluation."""
     circumstance = circumstance or Circumstance()
     real = build.OrderedSums, collectives.dist
     if circumstance.sums is not None:
         build.OrderedSums = OTHER_SUMS[circumstance.sums]
-    run = build_here(flags, nodes=circumstance.nodes)
+    run = build_here(flags, base, nodes=circumstance.nodes)
     if circumstance.delays is not None:
         collectives.dist = _Delayed(random.Random(1000 * circumstance.delays + run.groups.world.rank))
     try:
@@ -93,9 +96,10 @@ class _Delayed:
         return later
 
 
-def trajectories(all_flags: Sequence[str], steps: int) -> list[list[Seen]]:
-    """Rank function: one trajectory after the other, to start the ranks once."""
-    return [trajectory(flags, steps) for flags in all_flags]
+def trajectories(commands: Sequence[tuple[str, str]], steps: int) -> list[list[Seen]]:
+    """Rank function: one trajectory after the other, to start the ranks once. A command is the recipe that all flags
+    start with, and the others."""
+    return [trajectory(flags, steps, base=base) for base, flags in commands]
 
 
 def under_circumstances(flags: str, steps: int, circumstances: Sequence[Circumstance]) -> list[list[Seen]]:

@@ -10,6 +10,9 @@ from megatron.training.loop.build import Run
 from tests.support.ranks import run_ranks
 from tests.support.training import build_here
 
+# The first test of a world trains for all of them.
+pytestmark = pytest.mark.timeout(400)
+LIMIT_S = 360.0
 FLAGS = "--hybrid-layer-pattern ME*- --global-batch-size 4 --check-weight-hash-across-dp-replicas-interval 2 --bf16"
 NORM, EXPERT = "decoder.final_norm.weight", "decoder.layers.1.mlp.experts.linear_fc1.weight"
 
@@ -56,7 +59,7 @@ def four_ranks() -> list[list[list[str]]]:
         ("--expert-model-parallel-size 2 --use-distributed-optimizer", EXPERT, 3),
         ("", "masters", 0),
     ]
-    return run_ranks(4, _all_steps, cases)
+    return run_ranks(4, _all_steps, cases, timeout_s=LIMIT_S)
 
 
 def test_replicas_that_agree_go_on(four_ranks: list[list[list[str]]]) -> None:

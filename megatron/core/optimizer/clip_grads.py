@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from megatron.core.config.errors import TrainingStoppedError
-from megatron.core.contracts.flat_buffer import FlatBuffer
+from megatron.core.contracts.flat_buffer import FlatBuffer, Span
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.ops.norm_blocks.limbs import SIZE, norm_from_limbs
 from megatron.core.process_groups.collectives import gather_objects, sum_integers
@@ -80,20 +80,30 @@ def measure(
     )
 
 
-def _not_finite_names(buffer: FlatBuffer) -> tuple[list[str], list[str]]:
-    """Parameters whose gradient is not finite: in what this rank summed by itself, and in what it owns now."""
-    mine: list[str] = []
-    for span, ends in zip(buffer.whole, buffer.local_extremes, strict=True):
-        if not torch.isfinite(ends).all():
-            names = [p.spec.name for p in span.pieces if not torch.isfinite(buffer.grad[p.offset : p.stop]).all()]
-            mine += names or [p.spec.name for p in span.pieces]
-    owned = [
-        piece.spec.name
-        for span in buffer.owned
-        for piece in span.pieces
-        if not torch.isfinite(buffer.grad[piece.offset : piece.stop]).all()
-    ]
-    return mine, owned
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Findings:
+    """What one rank finds: whether something it gave to the sums was not finite, the parameters where it still sees
+    that, and those where a sum it owns is not finite."""
+
+    gave: bool
+    given: list[str]
+    owned: list[str]
+
+
+def _findings(buffers: Sequence[FlatBuffer]) -> _Findings:
+    gave, given, owned = False, [], []
+    for buffer in buffers:
+        for span, ends in zip(buffer.whole, buffer.local_extremes, strict=True):
+            if not torch.isfinite(ends).all():
+                gave = True
+                given += _not_finite(buffer, span)
+        for span in buffer.owned:
+            owned += _not_finite(buffer, span)
+    return _Findings(gave=gave, given=given, owned=owned)
+
+
+def _not_finite(buffer: FlatBuffer, span: Span) -> list[str]:
+    return [p.spec.name for p in span.pieces if not torch.isfinite(buffer.grad[p.offset : p.stop]).all()]
 
 
 def _shortened(items: Sequence[str], shown: int) -> str:
@@ -111,12 +121,12 @@ def stop_not_finite(buffers: Sequence[FlatBuffer], groups: ProcessGroups, iterat
     Raises:
         TrainingStoppedError: always; names iteration, ranks and parameters.
     """
-    found = [_not_finite_names(buffer) for buffer in buffers]
-    here = ([name for mine, _ in found for name in mine], [name for _, owned in found for name in owned])
-    seen = cast(list[tuple[list[str], list[str]]], gather_objects(groups.world, here))
-    origins = [(rank, mine) for rank, (mine, _) in enumerate(seen) if mine]
+    seen = cast(list[_Findings], gather_objects(groups.world, _findings(buffers)))
+    overflown = [name for of_rank in seen for name in of_rank.owned]
+    # A pass before the last leaves no trace in the buffers; then the sums say which parameters.
+    origins = [(rank, f.given or overflown) for rank, f in enumerate(seen) if f.gave]
     what = "" if origins else "finite on every rank, but the sum over ranks overflows: "
-    where = origins or [(rank, owned) for rank, (_, owned) in enumerate(seen) if owned]
+    where = origins or [(rank, f.owned) for rank, f in enumerate(seen) if f.owned]
     ranks = [f"rank {rank} ({_shortened(names, _NAMES_SHOWN)})" for rank, names in where]
     raise TrainingStoppedError(
         f"iteration {iteration}: the gradient is not finite; {what}{_shortened(ranks, _RANKS_SHOWN)}. "

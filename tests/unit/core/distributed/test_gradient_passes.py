@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from megatron.core.config.errors import TrainingStoppedError
+from megatron.core.config.optimizer import OptimizerConfig
 from megatron.core.digest.bits import same_bits
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel, distinct_parameters
 from megatron.core.distributed.gradient_passes import GradientPasses
 from megatron.core.ops.blocked_fold.reference import blocked_fold
+from megatron.core.optimizer.distrib_optimizer import Optimizer
 from tests.support.ranks import groups_for_test, ordered_sums
-from tests.support.toy_stage import DEFAULT_BUCKETS, SpecStage, ToyStage, stage_specs, toy_layout
+from tests.support.toy_stage import DEFAULT_BUCKETS, SEED, SpecStage, ToyStage, op_table, stage_specs, toy_layout
 
 
 def _engine(passes: int) -> DistributedDataParallel:
@@ -76,3 +79,18 @@ def test_the_sum_is_the_blocked_fold_over_passes() -> None:
         passes.end(0)
     assert same_bits(buffer.grad, blocked_fold(terms, 2))
     assert not same_bits(buffer.grad, blocked_fold(terms, 5))
+
+
+def test_a_bad_element_of_an_earlier_pass_is_named() -> None:
+    engine = _engine(3)
+    config = OptimizerConfig(lr=0.01)
+    optimizer = Optimizer(engine.buffers, config, groups=groups_for_test(), ops=op_table(), seed=SEED)
+    engine.zero_grad_buffer()
+    params = {param.spec.name: param for param in distinct_parameters(engine.chunks)}
+    params["large.weight"].main_grads[0].view(-1)[77] = float("inf")
+    engine.end_pass(0)
+    assert all(bool(grad.isfinite().all()) for buffer in engine.buffers for grad in buffer.grads)
+    engine.end_pass(0)
+    engine.finalize_model_grads()
+    with pytest.raises(TrainingStoppedError, match=r"iteration 4: .* rank 0 \(large.weight\)"):
+        optimizer.step(lr=0.01, weight_decay=0.0, iteration=4)
