@@ -153,8 +153,8 @@ class Checkpointer:
         put_back_generators(self._start)
 
     def after_step(self, position: Position, *, leaving: bool) -> None:
-        """Save if it is due, or if the run ends here; at most once per iteration, the one that was loaded included where
-        it lies in the same folder.
+        """Save if it is due, or if the run ends here; at most once per iteration. A checkpoint that was loaded from the
+        same folder counts as saved.
 
         Raises:
             SaveFailedError: this save failed, or the one in the background before it.
