@@ -45,6 +45,11 @@ QK_NORM = "--qk-layernorm --position-embedding-type rope --rotary-percent 0.5"
 EP2 = "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1"
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
 SELECTIVE = "--recompute-granularity selective --recompute-modules core_attn layernorm moe moe_act"
+DISTRIBUTED = "--use-distributed-optimizer"
+LDP2 = "--logical-data-parallel-size 2"
+PER_TOKEN = "--calculate-per-token-loss --eod-mask-loss"
+BF16_SUMS = "--grad-reduce-in-bf16"
+SGD = "--optimizer sgd --sgd-momentum 0.5 --weight-decay 0.1"
 CELLS = (
     Cell("TP2", 2, "--tensor-model-parallel-size 2", pattern="M*-M"),
     Cell("TP2-SP", 2, f"{TP2_SP} --expert-tensor-parallel-size 1"),
@@ -91,6 +96,10 @@ CELLS = (
     Cell("PP2-recompute-full", 2, f"{PP2} {FULL}", "ME*|EM-/*E", bits=True, microbatches=TWO),
     Cell("PP2-recompute-selective", 2, f"{PP2} {SELECTIVE}", "ME*|EM-", bits=True, microbatches=TWO),
     Cell("TP2xEP2-recompute-full", 2, f"{TP2_SP} {FULL} {EP2}", "ME*E-", microbatches=TWO),
+    Cell("DP2-per-token-loss", 2, DISTRIBUTED, bits=True, ldp=2, recipe=f"{LDP2} {PER_TOKEN}", microbatches=TWO),
+    Cell("PP2-MTP-per-token-loss", 2, PP2, "E*|-/ME", bits=True, recipe=PER_TOKEN, microbatches=TWO),
+    Cell("DP2-reduce-in-bf16", 2, DISTRIBUTED, bits=True, ldp=2, recipe=f"{LDP2} {BF16_SUMS}", microbatches=TWO),
+    Cell("DP2-SGD", 2, DISTRIBUTED, "ME*", bits=True, ldp=2, recipe=f"{LDP2} {SGD}", microbatches=TWO),
     Cell("PP4-no-MoE-no-layer-stages", 4, PP2.replace("2", "4"), "|M*|E-|/E", bits=True, microbatches=TWO),
 )
 

@@ -30,7 +30,8 @@ DEVIATIONS = (
     ),
     (
         "gradients",
-        "added and exchanged in fp32 in one order; buckets, overlap and the distributed optimizer change no bit",
+        "added in fp32 in one order, under --grad-reduce-in-bf16 after one rounding of each logical shard's; buckets, "
+        "overlap and the distributed optimizer change no bit",
         "added by NCCL in its order; the type follows --grad-reduce-in-bf16",
     ),
     (

@@ -10,10 +10,12 @@ from megatron.core.config.fields import layout, trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and clipping."""
+    """The optimizer and clipping."""
 
-    optimizer: Literal["adam"] = trajectory("adam")
-    """Adam with decoupled weight decay."""
+    optimizer: Literal["adam", "sgd"] = trajectory("adam")
+    """adam: Adam with decoupled weight decay; sgd: momentum, with the weight decay as part of the gradient."""
+    sgd_momentum: float = trajectory(0.9)
+    """With sgd: what the running update keeps of itself."""
     lr: float | None = trajectory(None)
     """Peak learning rate."""
     min_lr: float = trajectory(0.0)
@@ -25,7 +27,7 @@ class OptimizerConfig:
     adam_eps: float = trajectory(1e-8)
     """Added to the root of the second moment."""
     weight_decay: float = trajectory(0.01)
-    """Decoupled weight decay on matrices; biases and vectors do not decay."""
+    """Weight decay on matrices; biases and vectors do not decay."""
     clip_grad: float = trajectory(1.0)
     """Largest global L2 norm of the gradient; 0 switches clipping off."""
     use_distributed_optimizer: bool = layout(False)
@@ -36,6 +38,8 @@ class OptimizerConfig:
 class DistributedDataParallelConfig:
     """Gradient buckets."""
 
+    grad_reduce_in_bf16: bool = trajectory(False)
+    """Round each logical shard's gradient to bfloat16, once, before the shards are added, which stays in fp32."""
     ddp_bucket_size: int | None = layout(None)
     """Elements per gradient bucket; default: max(40,000,000, 1,000,000 * DP)."""
     ddp_num_buckets: int | None = layout(None)

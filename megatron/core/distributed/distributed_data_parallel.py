@@ -79,7 +79,12 @@ class DistributedDataParallel:
             for plan in plans
         )
         self._passes = GradientPasses(
-            self.buffers, sums, layout, num_passes=layout.ldp // groups.dp.size, num_chunks=len(self.chunks)
+            self.buffers,
+            sums,
+            layout,
+            num_passes=layout.ldp // groups.dp.size,
+            num_chunks=len(self.chunks),
+            in_bf16=config.grad_reduce_in_bf16,
         )
 
     def zero_grad_buffer(self) -> None:
@@ -93,14 +98,16 @@ class DistributedDataParallel:
         again unless this was the last pass. Call it on all ranks of a stage at the same place."""
         self._passes.end(chunk)
 
-    def finalize_model_grads(self) -> None:
+    def finalize_model_grads(self, num_tokens: int | None = None) -> None:
         """End a step: owned spans hold the final gradient, expert biases have moved. Ends the last pass of every chunk
-        that has not ended it.
+        that has not ended it. The sum over shards is divided by their number, or by ``num_tokens``, the unmasked tokens
+        of the global batch, where the loss is a sum over tokens.
 
         Raises:
             RuntimeError: more than the last pass is missing, or autograd put a gradient into a parameter's ``.grad``,
                 where it would be lost.
         """
         self._passes.finish()
-        finish_gradients(self.buffers, self.groups, self.sums, self.layout)
+        divisor = self.layout.ldp if num_tokens is None else max(1, num_tokens)
+        finish_gradients(self.buffers, self.groups, self.sums, divisor)
         update_expert_bias((router for chunk in self.chunks for router in chunk.balanced_routers()), self.groups)

@@ -1,8 +1,8 @@
 """From the sum over logical shards to the final gradient, and the experts' bias; once per step, after the last pass.
 
 The order of additions, the same on every physical layout: the fold over tensor-parallel ranks where copies hold partial
-gradients, first-stage buffer plus last-stage buffer for a parameter of both, one multiplication by 1 / LDP rounded to
-fp32.
+gradients, first-stage buffer plus last-stage buffer for a parameter of both, one multiplication by 1 / LDP, or by 1 /
+unmasked tokens of the step, rounded to fp32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from megatron.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
 from megatron.core.process_groups.collectives import exchange, sum_integers
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.core.process_groups.ordered_reduce import FloatSums
-from megatron.core.process_groups.topology import LogicalLayout
 
 
 def _add_other_stage(groups: ProcessGroups, mine: torch.Tensor) -> torch.Tensor:
@@ -31,10 +30,10 @@ def _add_other_stage(groups: ProcessGroups, mine: torch.Tensor) -> torch.Tensor:
 
 
 def finish_gradients(
-    buffers: Sequence[ParamAndGradBuffer], groups: ProcessGroups, sums: FloatSums, layout: LogicalLayout
+    buffers: Sequence[ParamAndGradBuffer], groups: ProcessGroups, sums: FloatSums, divisor: int
 ) -> None:
     """From the sums over logical shards, which lie in the owned spans of every gradient buffer, to the final gradient
-    (unclipped) in the owned spans of the first."""
+    (unclipped) in the owned spans of the first; ``divisor`` is the number of logical shards or of tokens."""
     for buffer in buffers:
         for bucket in range(len(buffer.plan.buckets)):
             parts = [buffer.own_part(leaf, bucket) for leaf in range(len(buffer.grads))]
@@ -46,7 +45,7 @@ def finish_gradients(
             elif buffer.plan.key.two_stage:
                 total = _add_other_stage(groups, total)
             # A Python float meets an fp32 tensor as its value rounded to fp32.
-            torch.mul(total, 1.0 / layout.ldp, out=buffer.own_part(0, bucket))
+            torch.mul(total, 1.0 / divisor, out=buffer.own_part(0, bucket))
 
 
 def update_expert_bias(routers: Iterable[BalancedRouter], groups: ProcessGroups) -> None:

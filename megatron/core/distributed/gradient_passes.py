@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from megatron.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
 from megatron.core.process_groups.ordered_reduce import FloatSums
 from megatron.core.process_groups.running_fold import RunningFold
@@ -16,6 +18,7 @@ class GradientPasses:
     A rank works on shard v in pass v // DP, so the ranks' gradients of one pass are consecutive shards, and the blocked
     fold goes on where the pass before stopped. What it carries from pass to pass are at most two fp32 tensors of the
     rank's own part of a bucket; with one pass nothing. The sum ends up in the owned spans of the gradient buffers.
+    ``in_bf16`` rounds every rank's gradient of a pass to bfloat16, once, before it travels; sums are fp32 in any case.
     """
 
     def __init__(
@@ -26,9 +29,10 @@ class GradientPasses:
         *,
         num_passes: int,
         num_chunks: int,
+        in_bf16: bool = False,
     ) -> None:
         self._buffers, self._sums, self._layout = tuple(buffers), sums, layout
-        self._num_passes = num_passes
+        self._num_passes, self._in_bf16 = num_passes, in_bf16
         self._ended = [0] * num_chunks
         self._running: dict[tuple[int, int, int], RunningFold] = {}
 
@@ -71,7 +75,8 @@ class GradientPasses:
         buffer.record_extremes(leaf, bucket)
         flat = buffer.bucket(leaf, bucket)
         running = self._running.pop((number, leaf, bucket), None) or self._start_fold(buffer)
-        self._sums.reduce_scatter_part(buffer.group, flat, running)
+        # Rounded on one rank too, so that a shard's gradient is the same wherever it was made.
+        self._sums.reduce_scatter_part(buffer.group, flat.to(torch.bfloat16) if self._in_bf16 else flat, running)
         if last:
             buffer.own_part(leaf, bucket).copy_(running.result())
         else:

@@ -25,6 +25,7 @@ from megatron.core.ops import (
     rms_norm,
     rope,
     router_topk,
+    sgd_step,
     ssd_scan,
 )
 from megatron.core.ops.registry import Op
@@ -52,5 +53,6 @@ ALL_OPS: tuple[Op, ...] = (
     rms_norm.OP,
     rope.OP,
     router_topk.OP,
+    sgd_step.OP,
     ssd_scan.OP,
 )

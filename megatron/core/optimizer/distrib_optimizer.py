@@ -1,4 +1,4 @@
-"""Optimizer: AdamW on fp32 masters, whole on every rank or cut over the data-parallel ranks; the same bits."""
+"""Optimizer: steps on fp32 masters, whole on every rank or cut over the data-parallel ranks; the same bits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from megatron.core.config.optimizer import OptimizerConfig
 from megatron.core.contracts.flat_buffer import FlatBuffer, Piece, Span
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.digest.bits import layout_free_digest
-from megatron.core.ops.adam_step.scalars import AdamScalars
 from megatron.core.ops.registry import OpTable
 from megatron.core.optimizer.clip_grads import clip_factor, counts_here, measure, stop_not_finite
 from megatron.core.optimizer.shard_plan import plan_runs
 from megatron.core.optimizer.sharded_state import ShardedState
+from megatron.core.optimizer.update_rules import MAIN_PARAMS, MOMENTS, update_rule
 from megatron.core.process_groups.collectives import sum_integers
 from megatron.core.process_groups.groups import ProcessGroups
 
 DIGESTS = ("params", "main_params", "exp_avg", "exp_avg_sq")
-"""What ``state_digests`` covers."""
+"""What ``state_digests`` covers, as far as the optimizer has it."""
 
 # The digest works on int64 copies of what it is given.
 _AT_ONCE = 1 << 22
@@ -75,9 +75,11 @@ class Optimizer:
         seed: int,
     ) -> None:
         self.buffers, self.config, self.groups = tuple(buffers), config, groups
-        self.states = tuple(ShardedState(b, config.use_distributed_optimizer, seed) for b in self.buffers)
+        moments = MOMENTS[config.optimizer]
+        self.states = tuple(ShardedState(b, config.use_distributed_optimizer, seed, moments) for b in self.buffers)
+        self._digested = tuple(kind for kind in DIGESTS if kind in ("params", MAIN_PARAMS, *moments))
         self.step_count = 0
-        self._adam_step, self._norm_blocks = ops["adam_step"], ops["norm_blocks"]
+        self._update, self._norm_blocks = update_rule(config, ops), ops["norm_blocks"]
         self._counted_runs = tuple(
             (state, [r for span in state.buffer.owned for r in plan_runs(span, self._counts) if r.fact])
             for state in self.states
@@ -93,7 +95,7 @@ class Optimizer:
                 yield from ((state, piece) for piece in span.pieces if self._counts(piece))
 
     def step(self, *, lr: float, weight_decay: float, iteration: int, count_zeros: bool = False) -> StepOutcome:
-        """Clip by the global norm, one AdamW step, new working weights.
+        """Clip by the global norm, one step of the masters, new working weights.
 
         Call it on all ranks once the owned spans hold the final gradient.
 
@@ -112,27 +114,20 @@ class Optimizer:
             stop_not_finite(self.buffers, self.groups, iteration)
         factor = clip_factor(measured.norm, self.config.clip_grad)
         self.step_count += 1
-        scalars = {decays: self._scalars(lr, weight_decay if decays else 0.0, factor) for decays in (True, False)}
         for state in self.states:
             if not state.distributed:
                 state.buffer.gather_grads()
             for run in state.runs:
-                param, exp_avg, exp_avg_sq = (state.view(t, run.start, run.stop) for t in state.tensors().values())
-                grad = state.buffer.grad[run.start : run.stop]
-                self._adam_step(param, grad, exp_avg, exp_avg_sq, scalars[bool(run.fact)])
+                self._update(
+                    {kind: state.view(flat, run.start, run.stop) for kind, flat in state.tensors().items()},
+                    state.buffer.grad[run.start : run.stop],
+                    lr=lr,
+                    weight_decay=weight_decay if run.fact else 0.0,
+                    clip_factor=factor,
+                    step=self.step_count,
+                )
             state.write_working_weights()
         return StepOutcome(grad_norm=measured.norm, clip_factor=factor, num_zeros=measured.num_zeros)
-
-    def _scalars(self, lr: float, weight_decay: float, factor: float) -> AdamScalars:
-        return AdamScalars(
-            lr=lr,
-            beta1=self.config.adam_beta1,
-            beta2=self.config.adam_beta2,
-            eps=self.config.adam_eps,
-            weight_decay=weight_decay,
-            step=self.step_count,
-            clip_factor=factor,
-        )
 
     def write_working_weights(self) -> None:
         """Derive all working weights from the masters; for whoever has filled the masters."""
@@ -202,8 +197,9 @@ class Optimizer:
     def state_digests(self) -> dict[str, torch.Tensor]:
         """Layout-free digest (int64 ``[2]``) of working weights, masters and moments, each logical element once over
         the world; equal on all ranks and layouts."""
-        mine = _digests(self.counted_pieces(), self.groups.device)
-        return dict(zip(DIGESTS, sum_integers(self.groups.world, torch.stack([mine[k] for k in DIGESTS])), strict=True))
+        mine = _digests(self.counted_pieces(), self.groups.device, self._digested)
+        totals = sum_integers(self.groups.world, torch.stack([mine[kind] for kind in self._digested]))
+        return dict(zip(self._digested, totals, strict=True))
 
     def local_digests(self) -> dict[str, torch.Tensor]:
         """The same of everything this rank holds, copies included and not summed over ranks: ranks that should hold
@@ -211,11 +207,11 @@ class Optimizer:
         held = ((state, piece) for state in self.states for piece in state.held())
         whole = ((state, piece) for state in self.states for span in state.buffer.whole for piece in span.pieces)
         device = self.groups.device
-        return {**_digests(held, device), "params": _digests(whole, device, ("params",))["params"]}
+        return {**_digests(held, device, self._digested), **_digests(whole, device, ("params",))}
 
 
 def _digests(
-    pieces: Iterator[tuple[ShardedState, Piece]], device: torch.device, kinds: Sequence[str] = DIGESTS
+    pieces: Iterator[tuple[ShardedState, Piece]], device: torch.device, kinds: Sequence[str]
 ) -> dict[str, torch.Tensor]:
     totals = {kind: torch.zeros(2, dtype=torch.int64, device=device) for kind in kinds}
     for state, piece in pieces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -10,13 +10,14 @@ from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.digest.bits import same_bits
 from megatron.core.optimizer.shard_plan import Run, StateOffsets, plan_runs, split_runs
+from megatron.core.optimizer.update_rules import MAIN_PARAMS, MOMENTS
 from megatron.core.rng.initial_values import draw_parameter
 
 _AT_ONCE = 1 << 24
 
 
 class ShardedState:
-    """Flat fp32 ``main_params``, ``exp_avg`` and ``exp_avg_sq``.
+    """Flat fp32 ``main_params`` and the ``moments``, zeros at first, by name.
 
     ``distributed`` holds the owned spans of the buffer only, otherwise all of it. Masters are drawn again from the
     seed, so they are the exact fp32 values whose cast the working weights are.
@@ -25,21 +26,29 @@ class ShardedState:
         ValueError: a working weight is not the cast of its draw (another seed, or weights changed since).
     """
 
-    def __init__(self, buffer: FlatBuffer, distributed: bool, seed: int) -> None:
+    def __init__(
+        self, buffer: FlatBuffer, distributed: bool, seed: int, moments: Sequence[str] = MOMENTS["adam"]
+    ) -> None:
         self.buffer, self.distributed = buffer, distributed
         self.spans = buffer.owned if distributed else buffer.whole
         self._offsets = StateOffsets(self.spans)
         device = buffer.weights.device
-        self.main_params, self.exp_avg, self.exp_avg_sq = (
-            torch.zeros(self._offsets.numel, dtype=torch.float32, device=device) for _ in range(3)
-        )
+        self._tensors = {
+            name: torch.zeros(self._offsets.numel, dtype=torch.float32, device=device)
+            for name in (MAIN_PARAMS, *moments)
+        }
         runs = (run for span in self.spans for run in plan_runs(span, lambda piece: piece.spec.weight_decay))
         self.runs: tuple[Run, ...] = split_runs(runs, _AT_ONCE)
         self._draw_masters(seed)
 
+    @property
+    def main_params(self) -> torch.Tensor:
+        """The flat masters."""
+        return self._tensors[MAIN_PARAMS]
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The three flat tensors by name."""
-        return {"main_params": self.main_params, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        """Masters and moments by name, each flat."""
+        return dict(self._tensors)
 
     def held(self) -> Iterator[Piece]:
         """Every piece whose state is here."""

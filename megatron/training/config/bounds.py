@@ -93,7 +93,7 @@ ABOVE_ZERO: dict[str, tuple[str, ...]] = {"model": ("layernorm_epsilon",), "opti
 
 BELOW_ONE: dict[str, tuple[str, ...]] = {
     "model": ("attention_dropout", "hidden_dropout", "moe_input_jitter_eps"),
-    "optimizer": ("adam_beta1", "adam_beta2"),
+    "optimizer": ("adam_beta1", "adam_beta2", "sgd_momentum"),
     "scheduler": ("lr_warmup_fraction",),
 }
 """Shares and rates: at least 0 and less than 1."""

@@ -166,13 +166,8 @@ PRECISION = (
     FlagFamily(kind="refused", reason="fp16 is not built", change="--bf16", switches="--fp16"),
     FlagFamily(
         kind="ignored",
-        reason="gradients are always added and exchanged in fp32",
+        reason="gradients are always added in fp32",
         switches="--accumulate-allreduce-grads-in-fp32 --ddp-reduce-scatter-with-fp32-accumulation",
-    ),
-    FlagFamily(
-        kind="refused",
-        reason=f"gradients exchanged in bf16 are {_NOT_YET}",
-        switches="--grad-reduce-in-bf16",
     ),
     FlagFamily(kind="refused", reason="bf16 and fp32 need no loss scale", values="--loss-scale"),
     FlagFamily(

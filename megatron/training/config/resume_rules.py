@@ -21,6 +21,7 @@ from megatron.training.config.run import RunConfig
 
 MODEL_MAY_CHANGE = frozenset(
     {
+        "apply_wd_to_qk_layernorm",
         "attention_dropout",
         "bf16",
         "calculate_per_token_loss",
@@ -167,6 +168,13 @@ def _content_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
             f"--load {config.checkpoint.load}, whose checkpoint {source.folder.name} has no optimizer state",
             "moments and step count, or leave to start without them",
             "add --no-load-optim or --finetune",
+        )
+    stored = source.facts["trajectory"].get("recipe", {}).get("optimizer", {}).get("optimizer")
+    if takes_optimizer(config.checkpoint, source) and stored not in (None, config.optimizer.optimizer):
+        yield Problem(
+            f"--optimizer {config.optimizer.optimizer} with moments of {stored} in {source.folder}",
+            "moments of the same optimizer, or leave to start without them",
+            f"--optimizer {stored}, or --no-load-optim or --finetune",
         )
 
 

@@ -216,6 +216,7 @@ def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContex
         stop_on_non_finite=training.check_for_nan_in_loss_and_grad,
         count_zeros=config.logging.log_num_zeros_in_grad,
         norm_params=config.logging.log_params_norm,
+        per_token=config.model.calculate_per_token_loss,
         watch_replicas=training.check_weight_hash_across_dp_replicas_interval,
     )
     return TrainStep(chunks, ddp, optimizer, schedule, groups, shape)

@@ -33,6 +33,7 @@ class StepShape:
     stop_on_non_finite: bool = True
     count_zeros: bool = False
     norm_params: bool = False
+    per_token: bool = False
     watch_replicas: int | None = None
 
 
@@ -76,7 +77,7 @@ class TrainStep:
         if shape.watch_replicas and iteration % shape.watch_replicas == 0:
             # Before the update, which may give every rank new weights: what this step has worked with.
             stop_on_drift(self.optimizer, self.groups, iteration)
-        self.ddp.finalize_model_grads()
+        self.ddp.finalize_model_grads(losses.num_tokens if shape.per_token else None)
         progress = consumed_samples - self.schedule_start
         lr, decay = learning_rate(self.schedule, progress), weight_decay(self.schedule, progress)
         outcome = self.optimizer.step(lr=lr, weight_decay=decay, iteration=iteration, count_zeros=shape.count_zeros)

@@ -73,10 +73,11 @@ def state_bytes(
     distributed_optimizer: bool,
     pipeline_size: int,
     num_passes: int = 1,
+    num_moments: int = 2,
 ) -> StateBytes:
     """Bytes of one rank's buffers, padding included.
 
-    ``weight_bytes`` is the size of a working weight (2 in bfloat16). Gradients, masters and both moments are fp32; with
+    ``weight_bytes`` is the size of a working weight (2 in bfloat16). Gradients, masters and moments are fp32; with
     the distributed optimizer masters and moments are cut over the ranks that share a bucket. A parameter of both
     pipeline ends has two gradients where one rank holds both. Several passes a step (logical shards per rank) carry at
     most two more fp32 sums of a rank's own part.
@@ -88,4 +89,4 @@ def state_bytes(
         if num_passes > 1:
             gradients += 2 * 4 * plan.numel // plan.ranks
         state += 4 * plan.numel // (plan.ranks if distributed_optimizer else 1)
-    return StateBytes(weights=weights, gradients=gradients, masters=state, moments=2 * state)
+    return StateBytes(weights=weights, gradients=gradients, masters=state, moments=num_moments * state)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from megatron.core.config.optimizer import DistributedDataParallelConfig
+from megatron.core.digest.bits import same_bits
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel, distinct_parameters
 from megatron.core.process_groups.groups import ProcessGroups
 from tests.support.ranks import groups_for_test, ordered_sums
@@ -38,3 +41,33 @@ def test_two_objects_of_one_name_are_refused() -> None:
     chunks = [SpecStage(stage_specs(groups)), SpecStage(stage_specs(groups))]
     with pytest.raises(ValueError, match="two parameters of one rank"):
         DistributedDataParallel(chunks, DEFAULT_BUCKETS, groups=groups, sums=ordered_sums(), layout=toy_layout(groups))
+
+
+def _final(config: DistributedDataParallelConfig, num_tokens: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A made-up gradient of one parameter, as it was and as it is at the end of a step on one rank of two shards."""
+    groups = groups_for_test()
+    layout = replace(toy_layout(groups), ldp=2, block=2)
+    stage = SpecStage(stage_specs(groups))
+    engine = DistributedDataParallel([stage], config, groups=groups, sums=ordered_sums(), layout=layout)
+    engine.zero_grad_buffer()
+    param = next(p for p in stage.model_parameters() if not p.spec.stages and not p.spec.expert)
+    shards = torch.randn(2, *param.shape, generator=torch.Generator().manual_seed(3))
+    for shard in shards:
+        param.main_grads[0].copy_(shard)
+        engine.end_pass(0)
+    engine.finalize_model_grads(num_tokens)
+    return shards, param.main_grads[0]
+
+
+@pytest.mark.parametrize(("num_tokens", "divisor"), [(None, 2), (37, 37), (0, 1)])
+def test_the_sum_is_divided_by_shards_or_by_tokens(num_tokens: int | None, divisor: int) -> None:
+    shards, final = _final(DEFAULT_BUCKETS, num_tokens)
+    assert same_bits(final, (shards[0] + shards[1]) * (1.0 / divisor))
+
+
+def test_every_shard_is_rounded_to_bfloat16_once() -> None:
+    shards, final = _final(DistributedDataParallelConfig(grad_reduce_in_bf16=True), None)
+    rounded = shards.bfloat16().float()
+    assert same_bits(final, (rounded[0] + rounded[1]) * 0.5)
+    assert not same_bits(final, (shards[0] + shards[1]) * 0.5)
+    assert not same_bits(final, (rounded[0] + rounded[1]).bfloat16().float() * 0.5)

@@ -39,7 +39,7 @@ def test_working_weights_follow_filled_masters() -> None:
     for param in stage.params:
         want = 1.0 + 2.0**-9 if param.spec.fp32 else 1.0
         assert bool((param.data == want).all())
-    assert all(bool((state.view(state.exp_avg, 0, 1) == 2.0).all()) for state in optimizer.states)
+    assert all(bool((state.view(state.tensors()["exp_avg"], 0, 1) == 2.0).all()) for state in optimizer.states)
 
 
 def test_owned_and_whole_state_of_one_rank_are_the_same() -> None:

@@ -67,7 +67,6 @@ def test_flag_given_twice_warns_once():
         ("--otel-exporter a b c", "logs go to files"),
         ("--inprocess-max-iterations 3", "restarts"),
         ("--rampup-batch-size 16 16 5000", "the global batch size is one"),
-        ("--grad-reduce-in-bf16", "not built yet"),
         ("--window-size 128,0", "not built yet"),
     ],
 )

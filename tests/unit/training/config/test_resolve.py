@@ -58,6 +58,9 @@ MAY_BE_NONE = {
     "tensorboard_dir",
     "run_dir",
     "fingerprint_dir",
+    "trace_dir",
+    "trace_iterations",
+    "trace_dump",
 }
 
 

@@ -147,6 +147,13 @@ def test_missing_optimizer_state_is_refused(tmp_path: Path) -> None:
     assert not takes_optimizer(given("--finetune").checkpoint, source)
 
 
+def test_moments_of_another_optimizer_are_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    (text,) = problems(tmp_path, "--optimizer", "sgd")
+    assert "--optimizer sgd with moments of adam" in text
+    assert problems(tmp_path, "--optimizer", "sgd", "--no-load-optim") == []
+
+
 @pytest.mark.parametrize("name", sorted(effective().with_effect("trajectory")["model"]))
 def test_every_setting_of_the_model_is_compared_or_free(tmp_path: Path, name: str) -> None:
     """The stored value is another one: refused as another model, unless the setting is one of those that may change."""

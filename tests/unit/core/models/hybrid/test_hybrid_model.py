@@ -20,6 +20,7 @@ from tests.support.tiny import (
     VOCAB_SIZE,
     Layout,
     attach_main_grads,
+    relative_error,
     run_microbatches,
     tiny_batch,
     tiny_config,
@@ -170,6 +171,34 @@ def test_no_valid_token_gives_zero_loss_and_finite_gradients() -> None:
     assert loss.item() == 0.0
     assert report.num_tokens.item() == 0
     assert all(not p.main_grads[0].any() for p in params)
+
+
+def test_no_valid_token_with_a_loss_per_token() -> None:
+    """Aux losses too weigh nothing where every token is masked."""
+    chunks = _chunks(calculate_per_token_loss=True, moe_aux_loss_coeff=(1.0,), moe_z_loss_coeff=1.0)
+    params = attach_main_grads(chunks)
+    loss, _ = chunks[0](_with_mask(tiny_batch(0, 0), torch.zeros(1, SEQ_LENGTH)), None, MICROBATCH)
+    loss.backward()
+    assert all(not p.main_grads[0].any() for p in params)
+
+
+def test_losses_per_token_add_up_to_one_mean() -> None:
+    """Two micro-batches with unequally many valid tokens, divided by all of them, are one micro-batch of both."""
+    halves = [tiny_batch(0, 0), tiny_batch(0, 1)]
+    halves[1] = _with_mask(halves[1], (torch.arange(SEQ_LENGTH) < 10).float().unsqueeze(0))
+    names = ("tokens_BS", "labels_BS", "loss_mask_BS", "position_ids_BS")
+    both = Batch(**{name: torch.cat([getattr(half, name) for half in halves]) for name in names})
+    grads = []
+    for per_token, batches in ((True, halves), (False, [both])):
+        chunks = _chunks(calculate_per_token_loss=per_token, moe_aux_loss_coeff=(0.0,), hybrid_layer_pattern="ME*")
+        params = attach_main_grads(chunks)
+        for index, batch in enumerate(batches):
+            place = Microbatch(iteration=1, shard=0, index=index, num_microbatches=len(batches))
+            chunks[0](batch, None, place)[0].backward()
+        tokens = both.loss_mask_BS.sum() if per_token else 1.0
+        grads.append({p.spec.name: p.main_grads[0] / tokens for p in params})
+    for name, grad in grads[1].items():
+        assert relative_error(grads[0][name], grad) < 1e-5, name
 
 
 def test_masked_tokens_do_not_enter_the_loss() -> None:
