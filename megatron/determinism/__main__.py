@@ -3,6 +3,8 @@
 compare A B                  two fingerprint folders
 verify [--runs N] -- LAUNCH  run a command several times, also stopped and resumed, and compare
 checkpoint verify | diff     checkpoint folders: every digest, the logical content of two of them
+trace-compare A B            two trace folders, event by event
+bisect -- LAUNCH             run a command in pairs until the operation that differs is found
 kernels list | check         the ops, their variants and what each promises
 """
 
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.determinism.compare import compare
+from megatron.determinism.trace_commands import COMMANDS, add_trace_commands, run_trace_command
 from megatron.determinism.verify import default_folder, verify
 
 
@@ -27,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 same, 1 different, 2 not comparable or wrong usage, 3 damaged, missing or failed.",
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{compare,verify,checkpoint,kernels}")
+    names = "{compare,verify,trace-compare,bisect,checkpoint,kernels}"
+    commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     pair = commands.add_parser("compare", allow_abbrev=False, help="compare two fingerprint folders")
     pair.add_argument("a", type=Path, help="fingerprint folder")
     pair.add_argument("b", type=Path, help="fingerprint folder")
@@ -49,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N[,M..]",
         help="one more leg, stopped after these iterations and gone on with from its checkpoints",
     )
+    add_trace_commands(commands)
     kernels = commands.add_parser("kernels", allow_abbrev=False, help="list or check the ops and their variants")
     kernels.add_argument("action", choices=("list", "check"))
     kernels.add_argument("--json", action="store_true", help="print one JSON object")
@@ -81,8 +86,10 @@ def run(argv: Sequence[str]) -> int:
     own, launch = words[:split], words[split + 1 :]
     parser = build_parser()
     options = parser.parse_args(own)
-    if options.command != "verify" and split < len(words):
+    if options.command not in ("verify", "bisect") and split < len(words):
         parser.error(f"{options.command} takes no command after --")
+    if options.command in COMMANDS:
+        return run_trace_command(options, launch, parser)
     if options.command == "compare":
         return compare(options.a, options.b, force=options.force).print(sys.stdout, as_json=options.json)
     if options.command in ("kernels", "checkpoint"):

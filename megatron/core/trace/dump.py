@@ -11,9 +11,12 @@ import torch
 
 from megatron.core.trace.flatten import named_tensors
 
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device)
+
 
 def on_host(value: Any) -> Any:
-    """A copy of any nesting with tensors of their own on the host; strides are kept."""
+    """A copy of any nesting with tensors of their own on the host; strides are kept. What is neither a tensor nor a
+    plain value leaves its type's name."""
     if isinstance(value, torch.Tensor):
         plain = value.detach()
         copy = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype)
@@ -25,10 +28,11 @@ def on_host(value: Any) -> Any:
             type(value)(on_host(item) for item in value) if type(value) in (list, tuple) else tuple(map(on_host, value))
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        if not any(True for _ in named_tensors(value)):
-            return value
-        return {f.name: on_host(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return value
+        plain = all(isinstance(getattr(value, f.name), _PLAIN) for f in dataclasses.fields(value))
+        return value if plain else {f.name: on_host(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, torch.memory_format | torch.layout):
+        return str(value)  # neither can be pickled
+    return value if isinstance(value, _PLAIN) else f"<{type(value).__name__}>"
 
 
 class Dump:
@@ -42,8 +46,12 @@ class Dump:
         self._number = 0
 
     def wants(self, scope: str, name: str) -> bool:
-        """Whether an event belongs to the chosen part."""
-        return self._left > 0 and f"{scope}:{name}".startswith(self._scope)
+        """Whether an event belongs to the chosen part; ``layers.1`` is no beginning of ``layers.10``."""
+        whole = f"{scope}:{name}"
+        if self._left <= 0 or not whole.startswith(self._scope):
+            return False
+        after = whole[len(self._scope) : len(self._scope) + 1]
+        return not (after.isalnum() and self._scope[-1:].isalnum())
 
     def begin(self, kind: str, scope: str, name: str, arguments: Any) -> _Open:
         """Copy the arguments before the call; waits for the device."""

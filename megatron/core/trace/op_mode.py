@@ -19,6 +19,7 @@ _WITHOUT_VALUE = frozenset(
     {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "set_"}
 )
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "random_", "bernoulli_"})
 _INDEXING = frozenset(
     {"index_select", "index_copy", "index_copy_", "scatter", "scatter_", "gather", "index_put_", "index", "index_add_"}
 )
@@ -65,8 +66,12 @@ class OpMode(TorchDispatchMode):
     def _record(self, func: Any, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         recorder, schema = self._recorder, func._schema
         changed = written_arguments(schema, args, kwargs)
-        # An argument that is overwritten whole is not read: what is in it before says nothing.
-        only_written = name in ("copy_", "fill_", "zero_", "normal_", "uniform_") or set(changed) & set(kwargs)
+        # What is in an argument before says nothing where it is overwritten whole, or has no value yet.
+        only_written = (
+            name in _OVERWRITING
+            or bool(set(changed) & set(kwargs))
+            or any(recorder.unwritten.holds(tensor) for _, tensor in named_tensors(changed))
+        )
         read: Any = (args, kwargs)
         if only_written:
             read = (
@@ -82,7 +87,9 @@ class OpMode(TorchDispatchMode):
             recorder.unwritten.written(changed)
         else:
             recorder.unwritten.made(result)
-        outs = recorder.note(changed or _waited_for(result, args, kwargs), rows=rows)
+        outs = recorder.note(changed, rows=rows)
+        if not changed:
+            outs = recorder.note(_waited_for(result, args, kwargs), "result", rows=rows)
         meta = {} if saved is None else {"dump": saved.finish(changed or result)}
         if outs:
             text = plain_arguments((args, dict(kwargs)))

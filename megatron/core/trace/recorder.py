@@ -206,17 +206,19 @@ class Recorder:
         """As ``Probe.around``."""
         if not self.active:
             return call()
-        scope, meta = self.scope(), dict(meta or {})
+        scope = self.scope()
         before = self.note(ins, rows=rows, flag=True)
         saved = self.save(kind, scope, name, ins)
         with self.scoped(f"{scope}:{name}"):
             result = call()
         filled = result if outs is None else outs
         self.unwritten.written(filled)
-        after = self.note(filled, rows=rows)
+        after = self.note(filled, "result" if outs is None else "", rows=rows)
+        # The call may have added to the facts what it chose.
+        facts = dict(meta or {})
         if saved is not None:
-            meta["dump"] = saved.finish(filled)
-        self.event(kind, name, ins=before, outs=after, scope=scope, args=plain_arguments(ins), meta=meta)
+            facts["dump"] = saved.finish(filled)
+        self.event(kind, name, ins=before, outs=after, scope=scope, args=plain_arguments(ins), meta=facts)
         return result
 
     def save(self, kind: str, scope: str, name: str, arguments: Any) -> Any:

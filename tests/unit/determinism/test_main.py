@@ -37,8 +37,9 @@ def test_checkpoint_of_nothing_is_3(tmp_path: Path, capfd: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "{compare,verify,checkpoint,kernels}"),
-        (["bisect"], "choose from 'compare', 'verify', 'kernels', 'checkpoint'"),
+        ([], "{compare,verify,trace-compare,bisect,checkpoint,kernels}"),
+        (["bisect"], "bisect needs the command to run, after --"),
+        (["trace-compare", "a"], "the following arguments are required: b"),
         (["compare", "a"], "required: b"),
         (["compare", "a", "b", "--", "c"], "compare takes no command after --"),
         (["compare", "a", "b", "--js"], "unrecognized arguments: --js"),

@@ -1,0 +1,203 @@
+"""bisect: run a command in pairs of fresh processes, traced closer each time, until the operation that differs is
+found."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from megatron.determinism.compare import compare
+from megatron.determinism.report import Exit, Outcome
+from megatron.determinism.reproduce import choices, write_reproducer
+from megatron.determinism.trace_compare import compare_folders, describe_place
+from megatron.determinism.trace_verdict import Verdict
+
+OWN_FLAGS = ("--fingerprint-dir", "--trace-dir", "--trace-level", "--trace-iterations", "--trace-ranks", "--trace-dump")
+_TAIL_LINES = 15
+
+
+class _LegFailedError(Exception):
+    """A leg did not run to its end; holds the outcome to report."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.verdict)
+        self.outcome = outcome
+
+
+@dataclass(slots=True)
+class _Search:
+    """The two commands, their folder, and what was run so far."""
+
+    commands: tuple[Sequence[str], Sequence[str]]
+    folder: Path
+    force: bool
+    levels: list[dict[str, Any]] = field(default_factory=list)
+
+    def pair(self, name: str, *flags: str) -> tuple[Path, Path]:
+        """Run both legs, A then B; returns their folders.
+
+        Raises:
+            _LegFailedError: one of them failed.
+        """
+        legs = self.folder / f"{name}_a", self.folder / f"{name}_b"
+        for command, leg in zip(self.commands, legs, strict=True):
+            own = ["--fingerprint-dir", str(leg / "fingerprint"), "--fingerprint-interval", "1"]
+            own += ["--fingerprint-level", "state"]
+            if flags:
+                own += ["--trace-dir", str(leg / "trace"), *flags]
+            if any(word == "--save" or word.startswith("--save=") for word in command):
+                own += ["--save", str(leg / "checkpoints")]
+            _run_leg([*command, *own], leg)
+        self.levels.append({"level": name, "legs": [str(leg) for leg in legs], "flags": list(flags)})
+        return legs
+
+    def fingerprints(self, legs: tuple[Path, Path]) -> Outcome:
+        """What the fingerprints of a pair say."""
+        return compare(legs[0] / "fingerprint", legs[1] / "fingerprint", force=self.force)
+
+    def traces(self, legs: tuple[Path, Path]) -> tuple[Outcome, Verdict | None]:
+        """What the traces of a pair say."""
+        outcome, verdict = compare_folders(legs[0] / "trace", legs[1] / "trace", force=self.force)
+        self.levels[-1]["found"] = outcome.verdict
+        return outcome, verdict
+
+
+def bisect(launch: Sequence[str], folder: Path, *, against: Sequence[str] | None = None) -> Outcome:
+    """Find the first operation in which two runs of ``launch`` (or ``launch`` and ``against``) differ.
+
+    Pairs of legs run into ``folder``: with fingerprints alone, then traced by module up to the first iteration that
+    differs, then traced by kernel in that iteration with the arguments of the layer in question kept. The last pair
+    gives the reproducer.
+    """
+    commands = launch, launch if against is None else against
+    taken = [f for f in OWN_FLAGS if any(w == f or w.startswith(f + "=") for c in commands for w in c)]
+    if taken:
+        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"leave {', '.join(taken)} out: each leg gets its own")
+    if folder.exists() and any(folder.iterdir()):
+        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"{folder} is not empty; name another --dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    search = _Search(commands, folder, against is not None)
+    try:
+        metrics = search.fingerprints(search.pair("metrics"))
+        if metrics.exit == Exit.SAME:
+            return replace(
+                metrics, verdict=f"runs agree: {metrics.verdict}", facts={**metrics.facts, "legs": str(folder)}
+            )
+        if metrics.exit != Exit.DIFFERENT:
+            return metrics
+        return _narrow(search, metrics)
+    except _LegFailedError as error:
+        return error.outcome
+
+
+def _narrow(search: _Search, metrics: Outcome) -> Outcome:
+    """From the first differing iteration to the operation."""
+    iteration = metrics.facts["first_difference"]["iteration"]
+    outcome, verdict, iteration = _by_module(search, iteration)
+    if verdict is None:
+        return _not_repeated(search, metrics, outcome)
+    first = verdict.first.mismatch.at["iteration"]
+    window = ("--trace-iterations", str(first), "--exit-interval", str(first))
+    legs = search.pair("kernel", "--trace-level", "kernel", "--trace-dump", layer_prefix(verdict), *window)
+    closer, found = search.traces(legs)
+    if found is None:
+        if closer.exit != Exit.SAME:
+            return closer
+        note = (
+            "  traced by kernel the runs agreed: the difference comes and goes; this is what the trace by module says"
+        )
+        return _named(search, metrics, verdict, replace(outcome, details=(note, *outcome.details)), None)
+    return _named(search, metrics, found, closer, legs)
+
+
+def _by_module(search: _Search, iteration: int) -> tuple[Outcome, Verdict | None, int]:
+    """Trace by module in the iteration that differed; where this pair differs elsewhere, once more and wider."""
+    for name, start in (("module", iteration), ("module_wide", 1)):
+        window = ("--trace-iterations", f"{start}:{iteration}", "--exit-interval", str(iteration))
+        legs = search.pair(name, "--trace-level", "module", *window)
+        outcome, verdict = search.traces(legs)
+        if verdict is not None or outcome.exit != Exit.SAME:
+            break
+    return outcome, verdict, iteration
+
+
+def layer_prefix(verdict: Verdict) -> str:
+    """Beginning of the scopes whose arguments are worth keeping: the layer of the first mismatch."""
+    scope = verdict.first.mismatch.left.scope
+    found = re.match(r"(?:decoder|mtp)\.layers\.\d+|[^.:|]*", scope)
+    return found[0] if found else ""
+
+
+def _not_repeated(search: _Search, metrics: Outcome, last: Outcome) -> Outcome:
+    if last.exit != Exit.SAME:
+        return last
+    first = metrics.facts["first_difference"]
+    return Outcome(
+        exit=Exit.DIFFERENT,
+        verdict=f"{metrics.verdict}; the legs that were traced agreed, so the difference comes and goes",
+        details=(*metrics.details, "  next: run bisect again, or trace all iterations with --trace-level module"),
+        facts={"iteration": first["iteration"], "fields": list(first["fields"]), "op": None, "levels": search.levels},
+    )
+
+
+def _named(
+    search: _Search, metrics: Outcome, verdict: Verdict, outcome: Outcome, legs: tuple[Path, Path] | None
+) -> Outcome:
+    """The report: what was found, who chose what, and the reproducer where arguments were kept."""
+    first, difference = verdict.first, metrics.facts["first_difference"]
+    script, chosen = None, []
+    if legs is not None:
+        traces = legs[0] / "trace", legs[1] / "trace"
+        script = write_reproducer(search.folder / "reproducer", verdict, traces)
+        chosen = choices(verdict, traces)
+    module = first.mismatch.left.scope.partition("|")[0].partition(":")[0]
+    lines = [
+        f"  in the fingerprints first at iteration {difference['iteration']}, in {', '.join(difference['fields'])}"
+    ]
+    lines += outcome.details
+    lines += [f"  run {c['run']}, rank {c['rank']}: {c['op']} = {c['variant']} {c['config'] or ''}" for c in chosen]
+    lines.append(f"  reproducer: {script}" if script else "  reproducer: none, the event's arguments were not kept")
+    facts = {
+        **outcome.facts,
+        "iteration": first.mismatch.at["iteration"],
+        "op": first.mismatch.left.name,
+        "module": module,
+        "phase": first.mismatch.left.phase,
+        "origin_ranks": list(verdict.ranks),
+        "mechanism": first.mechanism.name,
+        "fingerprint_difference": difference,
+        "chosen": chosen,
+        "reproducer": None if script is None else str(script),
+        "levels": search.levels,
+    }
+    where = f"{first.mechanism.name}: {describe_place(first)}, {verdict.spread}"
+    return Outcome(exit=Exit.DIFFERENT, verdict=where, details=tuple(lines), facts=facts)
+
+
+def _run_leg(command: Sequence[str], leg: Path) -> None:
+    """Run one leg to its end, its output beside its folder."""
+    log = leg.with_suffix(".log")
+    print(f"{leg.name}: {shlex.join(command)}", file=sys.stderr, flush=True)
+    try:
+        with log.open("wb") as out:
+            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+    except OSError as error:
+        raise _LegFailedError(
+            Outcome(exit=Exit.DAMAGED, verdict=f"could not start {shlex.join(command)}: {error}")
+        ) from error
+    if code:
+        tail = log.read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+        raise _LegFailedError(
+            Outcome(
+                exit=Exit.DAMAGED,
+                verdict=f"a leg failed with exit code {code}: {shlex.join(command)}",
+                details=(f"  its last lines (all of them in {log}):", *(f"  {line}" for line in tail)),
+                facts={"command": list(command), "leg_exit_code": code, "log": str(log)},
+            )
+        )

@@ -1,0 +1,138 @@
+"""Reading a trace folder: segment by segment, so that memory does not grow with the run; nothing is parsed that need
+not be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import DamagedInputError
+from megatron.core.trace.format import FORMAT, TRACE_FILES, trace_file
+from megatron.training.observe.run_manifest import read_manifest
+
+Key = tuple[tuple[str, Any], ...]
+"""What a segment is known by: pass, iteration, chunk, logical shard, micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The lines of one part of a step; ``line`` is the number of the first in its file."""
+
+    key: Key
+    events: list[bytes]
+    line: int
+
+    @property
+    def at(self) -> dict[str, Any]:
+        """The key by name."""
+        return dict(self.key)
+
+
+class RankStream:
+    """One rank's file, read once from front to end.
+
+    After ``segments`` is exhausted, ``cut`` says why the file is not complete (``None``: it is), ``last_iteration``
+    which iteration was the last complete one.
+
+    Raises:
+        DamagedInputError: the file is missing, or its first line is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.cut, self.last_iteration, self.num_events = path, "it holds no end", 0, 0
+        if not path.is_file():
+            raise DamagedInputError(f"{path}: no such file, though the manifest says this rank was traced")
+        with path.open("rb") as file:
+            self.head = self._parsed(file.readline(), 1)
+        if "trace" not in self.head:
+            raise DamagedInputError(f"{path}: line 1 is not the head of a trace")
+
+    def _parsed(self, raw: bytes, number: int) -> dict[str, Any]:
+        try:
+            return json.loads(raw)
+        except ValueError as error:
+            raise DamagedInputError(f"{self.path}: line {number} is damaged ({error})") from error
+
+    def segments(self) -> Iterator[Segment]:
+        """Every segment that is whole or, at the end of a file that is cut off, its readable part.
+
+        Raises:
+            DamagedInputError: a line before the last is damaged.
+        """
+        open_segment: Segment | None = None
+        with self.path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                if not raw.endswith(b"\n"):
+                    self.cut = f"line {number}, the last one, is cut off"
+                    break
+                if raw.startswith(b'{"e":'):
+                    if open_segment is None:
+                        raise DamagedInputError(f"{self.path}: line {number} is an event of no segment")
+                    open_segment.events.append(raw)
+                    self.num_events += 1
+                elif number > 1:
+                    if open_segment is not None:
+                        yield open_segment
+                        open_segment = None
+                    open_segment = self._marker(self._parsed(raw, number), number)
+        if open_segment is not None:
+            yield open_segment
+
+    def _marker(self, line: dict[str, Any], number: int) -> Segment | None:
+        if "segment" in line:
+            return Segment(tuple(line["segment"].items()), [], number + 1)
+        if "end" in line:
+            self.last_iteration = line["end"]
+        elif "closed" in line:
+            self.cut = None
+            if line["closed"] != self.num_events:
+                raise DamagedInputError(
+                    f"{self.path}: {line['closed']} events were written, {self.num_events} are there"
+                )
+        else:
+            raise DamagedInputError(f"{self.path}: line {number} is no line of a trace")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFolder:
+    """A trace folder whose manifest was read."""
+
+    path: Path
+    trajectory: dict[str, Any]
+    launch: dict[str, Any]
+    level: str
+    window: tuple[int, int | None]
+    ranks: tuple[int, ...]
+
+    def stream(self, rank: int) -> RankStream:
+        """The file of one rank. Raises as ``RankStream``."""
+        return RankStream(self.path / trace_file(rank))
+
+
+class UnknownFormatError(Exception):
+    """The folder was written by a version with another format; nothing in it is guessed."""
+
+
+def open_folder(path: Path) -> TraceFolder:
+    """Read the manifest of a trace folder.
+
+    Raises:
+        DamagedInputError: it is missing or damaged, or there is no file of a rank.
+        UnknownFormatError: it is of another format.
+    """
+    manifest = read_manifest(path)
+    trace = manifest.get("trace")
+    if not isinstance(trace, dict):
+        raise DamagedInputError(f"{path}: the manifest says nothing of a trace; this is not a trace folder")
+    if trace.get("format") != FORMAT:
+        raise UnknownFormatError(f"{path} has trace format {trace.get('format')}, this version reads {FORMAT}")
+    if not any(path.glob(TRACE_FILES)):
+        raise DamagedInputError(f"{path} holds no {TRACE_FILES}")
+    first, last = trace["iterations"]
+    return TraceFolder(
+        path, manifest["trajectory"], manifest["launches"][-1], trace["level"], (first, last), tuple(trace["ranks"])
+    )

@@ -1,0 +1,119 @@
+"""bisect: which legs it runs, how it narrows, and what it leaves behind; with a stand-in for the training command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron.determinism.bisect import bisect
+from megatron.determinism.report import Exit
+
+# Writes what a run of one rank would: fingerprints, and a trace where one is asked for. Leg B differs in iteration 2.
+LEG = """
+import argparse, dataclasses, sys
+from pathlib import Path
+from megatron.core.trace.format import dump_folder
+from tests.support.fingerprints import record, write_folder
+from tests.support.traces import op, write_trace
+
+p = argparse.ArgumentParser(allow_abbrev=False)
+for flag in "fingerprint-dir fingerprint-interval fingerprint-level trace-dir trace-level trace-dump save".split():
+    p.add_argument("--" + flag)
+p.add_argument("--trace-iterations", default="1:3")
+p.add_argument("--exit-interval", type=int, default=3)
+p.add_argument("kind")
+o = p.parse_args()
+leg = Path(o.fingerprint_dir).parent.name
+wrong = leg.endswith("_b") and o.kind != "steady" and not (o.kind == "once" and leg != "metrics_b")
+if o.kind == "fails" and leg == "module_b":
+    sys.exit("out of luck")
+
+def digest(i):
+    return f"{i + (100 if wrong and i > 1 else 0):032x}"
+
+write_folder(Path(o.fingerprint_dir), [record(i, params=digest(i)) for i in range(1, o.exit_interval + 1)])
+if o.trace_dir:
+    first, _, stop = o.trace_iterations.partition(":")
+    window = int(first), int(stop or first)
+    scope, meta = "decoder.layers.3.mlp.router", {"dump": "000000.pt"} if o.trace_dump else {}
+    steps = {
+        i: [
+            op("aten.exp.default", "1", "2", scope),
+            op("aten.mul.Tensor", "2", "9" if wrong and i == 2 else "3", scope, meta=meta),
+        ]
+        for i in range(window[0], window[1] + 1)
+    }
+    write_trace(Path(o.trace_dir), {0: steps}, level=o.trace_level, iterations=window)
+if o.trace_dump and o.kind == "differs":
+    import torch
+    assert o.trace_dump == "decoder.layers.3"
+    given = {"args": (torch.arange(3.0), 2.0), "kwargs": {}}
+    results = torch.arange(3.0) * (2.5 if wrong else 2.0)
+    file = Path(o.trace_dir) / dump_folder(0) / "000000.pt"
+    file.parent.mkdir()
+    torch.save({"kind": "op", "arguments": given, "results": results}, file)
+"""
+
+
+def launch(kind: str, *more: str) -> list[str]:
+    return [sys.executable, "-c", LEG, kind, *more]
+
+
+def test_runs_that_agree_end_after_one_pair(tmp_path: Path):
+    outcome = bisect(launch("steady"), tmp_path / "b")
+    assert outcome.exit == Exit.SAME, outcome
+    assert sorted(p.name for p in (tmp_path / "b").glob("*.log")) == ["metrics_a.log", "metrics_b.log"]
+
+
+def test_operation_is_named_and_reproduced(tmp_path: Path):
+    outcome = bisect(launch("differs"), tmp_path / "b")
+    said = "\n".join([outcome.verdict, *outcome.details])
+    assert outcome.exit == Exit.DIFFERENT, said
+    facts = outcome.facts
+    assert (facts["iteration"], facts["op"], facts["module"]) == (2, "aten.mul.Tensor", "decoder.layers.3.mlp.router")
+    assert (facts["mechanism"], facts["origin_ranks"]) == ("operation", [0])
+    assert [level["level"] for level in facts["levels"]] == ["metrics", "module", "kernel"]
+    assert "--exit-interval" in facts["levels"][1]["flags"]
+    script = Path(facts["reproducer"])
+    assert len(script.read_text().splitlines()) < 45
+    done = subprocess.run([sys.executable, str(script), "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "inputs of the two runs are the same" in done.stdout
+    assert done.stdout.count("3 repeats: 1 different results") == 2
+
+
+def test_leg_that_fails_is_said(tmp_path: Path):
+    outcome = bisect(launch("fails"), tmp_path / "b")
+    assert outcome.exit == Exit.DAMAGED
+    assert any("out of luck" in line for line in outcome.details)
+
+
+def test_difference_that_does_not_come_back_is_no_verdict_on_an_operation(tmp_path: Path):
+    outcome = bisect(launch("once"), tmp_path / "b")
+    assert outcome.exit == Exit.DIFFERENT
+    assert "comes and goes" in outcome.verdict
+    assert outcome.facts["op"] is None
+    assert [level["level"] for level in outcome.facts["levels"]] == ["metrics", "module", "module_wide"]
+
+
+def test_two_commands_are_compared_with_each_other(tmp_path: Path):
+    outcome = bisect(launch("steady"), tmp_path / "b", against=launch("once-more"))
+    assert outcome.facts["reproducer"] is None
+    assert outcome.facts["module"] == "decoder.layers.3.mlp.router"
+
+
+def test_checkpoints_of_the_legs_stay_apart(tmp_path: Path):
+    outcome = bisect(launch("steady", "--save", str(tmp_path / "mine")), tmp_path / "b")
+    assert outcome.exit == Exit.SAME
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("flag", ["--trace-dir", "--fingerprint-dir"])
+def test_what_is_refused(tmp_path: Path, flag: str):
+    assert bisect(launch("steady", flag, "x"), tmp_path / "b").exit == Exit.NOT_COMPARABLE
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "is not empty" in bisect(launch("steady"), tmp_path / "full").verdict

@@ -1,0 +1,196 @@
+"""trace-compare: alignment, classes, the verdict over ranks, what is refused, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron.core.trace.format import Event, trace_file
+from megatron.determinism.report import Exit, Outcome
+from megatron.determinism.trace_compare import trace_compare
+from tests.support.traces import Steps, all_gather, op, seen, write_trace
+
+PLAIN = [op("aten.add.Tensor", "1", "2"), op("aten.mul.Tensor", "2", "3"), op("aten.add.Tensor", "3", "4")]
+
+
+def compared(tmp_path: Path, left: dict[int, Steps], right: dict[int, Steps], **of_right: object) -> Outcome:
+    a = write_trace(tmp_path / "a", left)
+    return trace_compare(a, write_trace(tmp_path / "b", right, **of_right))
+
+
+def changed(events: list[Event], position: int, **changes: object) -> list[Event]:
+    return [replace(e, **changes) if i == position else e for i, e in enumerate(events)]
+
+
+def test_equal_traces(tmp_path: Path):
+    outcome = compared(tmp_path, {0: {1: PLAIN, 2: PLAIN}}, {0: {1: PLAIN, 2: PLAIN}})
+    assert outcome.exit == Exit.SAME
+    assert outcome.verdict == "no difference in 6 events of 1 rank"
+
+
+def test_first_mismatch_is_named_with_its_tensors(tmp_path: Path):
+    wrong = changed(PLAIN, 1, outs=(seen("9", "result"),))
+    wrong = changed(wrong, 2, ins=(seen("9"),), outs=(seen("8", "result"),))
+    outcome = compared(tmp_path, {0: {1: PLAIN, 2: PLAIN}}, {0: {1: PLAIN, 2: wrong}})
+    assert outcome.exit == Exit.DIFFERENT
+    first = outcome.facts["first_difference"]
+    assert (first["class"], first["iteration"], first["op"]) == ("candidate_origin", 2, "aten.mul.Tensor")
+    assert (first["inputs_differ"], first["outputs_differ"]) == ([], ["result"])
+    assert "decoder.layers.0.mixer" in outcome.verdict
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["aten.add.Tensor", "aten.extra.default"])
+def test_extra_event_shifts_nothing(tmp_path: Path, position: int, name: str):
+    extra = [*PLAIN[:position], op(name, "7", "7"), *PLAIN[position:]]
+    outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: extra}})
+    assert outcome.exit == Exit.SAME, outcome
+    assert (outcome.facts["common_events"], outcome.facts["extra_events"]) == (3, 1)
+
+
+def test_mismatch_behind_an_extra_event_is_found(tmp_path: Path):
+    extra = [op("aten.extra.default", "7", "7"), *changed(PLAIN, 2, outs=(seen("9", "result"),))]
+    outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: extra}})
+    assert outcome.facts["first_difference"]["outputs_differ"] == ["result"]
+    assert outcome.facts["first_difference"]["occurrence"] == 0
+    assert outcome.facts["extra_events"] == 1
+
+
+def test_input_that_nobody_made_came_from_outside(tmp_path: Path):
+    outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: changed(PLAIN, 0, ins=(seen("9"),))}})
+    assert outcome.facts["first_difference"]["class"] == "outside_capture"
+    assert outcome.facts["mechanism"] == "outside_capture"
+
+
+def test_input_changed_after_its_producer_is_a_race(tmp_path: Path):
+    outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: changed(PLAIN, 1, ins=(seen("9"),))}})
+    assert outcome.facts["first_difference"]["class"] == "outside_capture"
+    assert outcome.facts["mechanism"] == "race"
+
+
+def over_two_ranks(own: str, gathered: str) -> dict[int, Steps]:
+    first = {1: [op("aten.mm.default", "1", own), all_gather(own, gathered, (0, 1))]}
+    return {0: first, 1: {1: [op("aten.mm.default", "5", "6"), all_gather("6", gathered, (0, 1))]}}
+
+
+def test_receiver_is_told_from_origin(tmp_path: Path):
+    outcome = compared(tmp_path, over_two_ranks("2", "a"), over_two_ranks("3", "b"))
+    classes = {f["rank"]: (f["class"], f["from_ranks"]) for f in outcome.facts["first_mismatches"]}
+    assert classes == {0: ("candidate_origin", []), 1: ("downstream_receiver", [0])}
+    assert outcome.facts["origin_ranks"] == [0]
+    assert "tp=0" in outcome.facts["verdict_over_ranks"]
+    assert outcome.facts["mechanism"] == "library_kernel"
+
+
+def test_collective_itself_is_the_origin_where_all_gave_the_same(tmp_path: Path):
+    outcome = compared(tmp_path, over_two_ranks("2", "a"), over_two_ranks("2", "b"))
+    assert {f["class"] for f in outcome.facts["first_mismatches"]} == {"candidate_origin"}
+    assert outcome.facts["mechanism"] == "communication_path"
+    assert "all ranks that run it" in outcome.facts["verdict_over_ranks"]
+
+
+def test_untraced_member_is_not_guessed_about(tmp_path: Path):
+    left, right = over_two_ranks("2", "a"), over_two_ranks("2", "b")
+    outcome = compared(tmp_path, {0: left[0]}, {0: right[0]})
+    assert outcome.facts["mechanism"] == "untraced_peer"
+    assert outcome.facts["first_difference"]["class"] == "outside_capture"
+
+
+def test_rows_in_another_order_are_recognised(tmp_path: Path):
+    left = [op("aten.index_select.default", "1", "2", rows="5")]
+    right = [op("aten.index_select.default", "1", "3", rows="5")]
+    assert compared(tmp_path, {0: {1: left}}, {0: {1: right}}).facts["mechanism"] == "permuted_dispatch"
+
+
+def test_killed_run_is_compared_as_far_as_it_goes(tmp_path: Path):
+    a = write_trace(tmp_path / "a", {0: {1: PLAIN, 2: PLAIN}})
+    b = write_trace(tmp_path / "b", {0: {1: PLAIN, 2: PLAIN}}, closed=False)
+    file = b / trace_file(0)
+    file.write_bytes(file.read_bytes()[:-120])
+    outcome = trace_compare(a, b)
+    assert outcome.exit == Exit.DAMAGED
+    assert "no difference in the 5 events that can be read" in outcome.verdict
+    assert str(file) in outcome.details[0]
+    assert outcome.facts["extra_events"] == 0
+
+
+def test_difference_before_the_cut_is_reported(tmp_path: Path):
+    a = write_trace(tmp_path / "a", {0: {1: PLAIN, 2: PLAIN}})
+    wrong = changed(PLAIN, 1, outs=(seen("9", "result"),))
+    b = write_trace(tmp_path / "b", {0: {1: wrong}}, closed=False)
+    outcome = trace_compare(a, b)
+    assert outcome.exit == Exit.DIFFERENT
+    assert any("cut off" in line for line in outcome.details)
+
+
+def test_damage_is_named(tmp_path: Path):
+    a = write_trace(tmp_path / "a", {0: {1: PLAIN}})
+    b = write_trace(tmp_path / "b", {0: {1: PLAIN}})
+    file = b / trace_file(0)
+    lines = file.read_bytes().splitlines(keepends=True)
+    for broken in ([*lines[:3], b'{"e":"op", what\n', *lines[4:]], [*lines[:3], *lines[4:]], [b"{}\n", *lines[1:]]):
+        file.write_bytes(b"".join(broken))
+        outcome = trace_compare(a, b)
+        assert outcome.exit == Exit.DAMAGED, outcome
+        assert str(file) in outcome.verdict
+
+
+def test_missing_rank_is_damage(tmp_path: Path):
+    outcome = compared(tmp_path, {0: {1: PLAIN}, 1: {1: PLAIN}}, {0: {1: PLAIN}}, traced=(0, 1))
+    assert outcome.exit == Exit.DAMAGED
+    assert trace_file(1) in outcome.verdict
+
+
+@pytest.mark.parametrize(
+    ("of_right", "said"),
+    [
+        ({"trajectory": {"seed": 7}}, "1 fixed input differs"),
+        ({"level": "module"}, "the levels differ"),
+        ({"iterations": (5, 6)}, "no event in common"),
+    ],
+)
+def test_what_cannot_be_compared(tmp_path: Path, of_right: dict, said: str):
+    outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: PLAIN}}, **of_right)
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert said in outcome.verdict
+
+
+def test_folder_without_a_trace_and_another_format(tmp_path: Path):
+    a = write_trace(tmp_path / "a", {0: {1: PLAIN}})
+    assert trace_compare(a, tmp_path).exit == Exit.DAMAGED
+    manifest = json.loads((a / "manifest.json").read_text())
+    manifest["trace"]["format"] = 99
+    (a / "manifest.json").write_text(json.dumps(manifest))
+    outcome = trace_compare(a, a)
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert "99" in outcome.verdict
+
+
+def test_report_is_one_page(tmp_path: Path):
+    outcome = compared(tmp_path, over_two_ranks("2", "a"), over_two_ranks("3", "b"))
+    page = Path(outcome.facts["report"])
+    assert page == tmp_path / "b" / "trace_compare.html"
+    text = page.read_text("utf-8")
+    assert "decoder.layers.0" in text
+    assert "received" in text
+    assert "<script" not in text
+
+
+def test_cost_grows_with_events_not_with_iterations(tmp_path: Path):
+    # A 40th of 8 ranks, 5 iterations, 1 million events, the worst case: every event differs from the second on.
+    events = [
+        op(f"aten.op{i % 50}.default", f"{i:x}", f"{i + 1:x}", scope=f"decoder.layers.{i % 24}") for i in range(5000)
+    ]
+    other = [events[0], *(replace(e, outs=(seen(f"f{i:x}", "result"),)) for i, e in enumerate(events[1:]))]
+    a = write_trace(tmp_path / "a", {0: dict.fromkeys(range(1, 6), events)})
+    b = write_trace(tmp_path / "b", {0: dict.fromkeys(range(1, 6), other)})
+    started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert trace_compare(a, b).exit == Exit.DIFFERENT
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert time.process_time() - started < 60 / 40 * 4, "four times the share, for a busy machine"
+    assert grown_mib < 200
