@@ -50,7 +50,7 @@ class DistributedDataParallelConfig:
 class SchedulerConfig:
     """Learning-rate schedule, counted in samples."""
 
-    lr_decay_style: Literal["constant", "linear", "cosine", "WSD"] = trajectory("linear")
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = trajectory("linear")
     """Shape of the decay."""
     lr_decay_iters: int | None = trajectory(None)
     """Iterations until the decay ends; default: all of the training."""

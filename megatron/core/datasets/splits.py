@@ -77,12 +77,18 @@ def requested_sizes(
     eval_iters: int,
     eval_interval: int | None,
     global_batch_size: int,
+    start_eval_at_iter: int | None = None,
 ) -> tuple[int, int, int]:
     """Samples that training asks of train, valid and test.
 
     Valid: one evaluation per ``eval_interval`` iterations and one at the end, ``eval_iters`` batches each; none where
-    ``eval_interval`` is ``None``. Test: ``eval_iters`` batches.
+    ``eval_interval`` is ``None``, and none before ``start_eval_at_iter``. Test: ``eval_iters`` batches.
     """
-    evaluations = 0 if eval_interval is None else train_iters // eval_interval + 1
+    evaluations = 0
+    if eval_interval is not None:
+        start = start_eval_at_iter or 0
+        happening = -(-train_iters // eval_interval) - (max(start, 1) - 1) // eval_interval
+        # Megatron's number, on which the order of the samples depends, unless it is too small.
+        evaluations = max(train_iters // eval_interval + 1 - start // eval_interval, happening, 1)
     batch = eval_iters * global_batch_size
     return train_samples, evaluations * batch, batch

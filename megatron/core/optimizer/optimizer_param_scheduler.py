@@ -107,9 +107,10 @@ def _problems(
 def learning_rate(schedule: Schedule, num_samples: int) -> float:
     """Learning rate of the step that starts after ``num_samples`` samples.
 
-    Linear warm-up from ``warmup_init``; then constant, linear or cosine down to ``min_lr`` at the end of the decay,
-    or WSD: constant until its last phase, whose coefficient over that phase's progress r is 1 - r, the half cosine,
-    2 * 0.5**r - 1, or 1 - sqrt(r). ``min_lr`` after the end, except for constant.
+    Linear warm-up from ``warmup_init``; then constant, linear or cosine down to ``min_lr`` at the end of the decay;
+    inverse-square-root: the peak times sqrt(warm-up / samples), at least ``min_lr``; or WSD: constant until its last
+    phase, whose coefficient over that phase's progress r is 1 - r, the half cosine, 2 * 0.5**r - 1, or 1 - sqrt(r).
+    ``min_lr`` after the end, except for constant.
     """
     if schedule.warmup_samples > 0 and num_samples <= schedule.warmup_samples:
         return schedule.warmup_init + (schedule.max_lr - schedule.warmup_init) * num_samples / schedule.warmup_samples
@@ -117,6 +118,9 @@ def learning_rate(schedule: Schedule, num_samples: int) -> float:
         return schedule.max_lr
     if num_samples > schedule.decay_samples:
         return schedule.min_lr
+    if schedule.decay_style == "inverse-square-root":
+        falling = math.sqrt(max(schedule.warmup_samples, 1)) / math.sqrt(max(num_samples, 1))
+        return max(schedule.min_lr, schedule.max_lr * falling)
     ratio = (num_samples - schedule.warmup_samples) / (schedule.decay_samples - schedule.warmup_samples)
     if schedule.decay_style == "WSD":
         coefficient = _wsd_coefficient(schedule, num_samples)

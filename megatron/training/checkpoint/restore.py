@@ -29,6 +29,7 @@ from megatron.training.checkpoint.content import (
     zero_router_counts,
 )
 from megatron.training.checkpoint.position import Position
+from megatron.training.config.resolve import known_batch_sizes
 from megatron.training.config.resume_rules import Source, takes_optimizer
 from megatron.training.config.run import RunConfig
 from megatron.training.setup.seeds import generator_states, restore_generators
@@ -124,7 +125,7 @@ def _position(source: Source, config: RunConfig) -> Position:
     facts, override = source.facts, config.checkpoint.override_ckpt_iteration
     iteration, consumed = facts["iteration"], facts["consumed_train_samples"]
     if override is not None:
-        iteration, consumed = override, override * config.training.global_batch_size
+        iteration, consumed = override, known_batch_sizes(config).after(0, override)
     return Position(
         iteration=iteration, consumed_train_samples=consumed, consumed_valid_samples=facts["consumed_valid_samples"]
     )

@@ -78,4 +78,4 @@ def _placeholder(flag: Flag) -> str:
         word = "{" + ",".join(str(choice) for choice in typing.get_args(flag.inner)) + "}"
     else:
         word = {int: "N", float: "X", str: "TEXT"}[flag.inner]
-    return f"{word} [{word} ...]" if flag.repeated else word
+    return f"{word} ..." if flag.repeated else word

@@ -77,6 +77,8 @@ LEAST = {
         "train_samples": 1,
         "eval_iters": 0,
         "eval_interval": 1,
+        "start_eval_at_iter": 0,
+        "manual_gc_interval": 0,
         "exit_interval": 1,
         "exit_duration_in_mins": 1,
         "check_weight_hash_across_dp_replicas_interval": 1,

@@ -14,7 +14,7 @@ from megatron.core.models.hybrid.hybrid_layer_allocation import (
     pattern_problems,
 )
 from megatron.core.process_groups.topology import topology_problems
-from megatron.training.config.resolve import pattern_of
+from megatron.training.config.resolve import batch_sizes, pattern_of
 from megatron.training.config.run import RunConfig
 
 _TP = "--tensor-model-parallel-size"
@@ -143,12 +143,24 @@ def _logical_problems(config: RunConfig, world_size: int) -> Iterator[Problem]:
 
 def _batch_problems(config: RunConfig) -> Iterator[Problem]:
     training, ldp = config.training, config.parallel.logical_data_parallel_size
-    batch, micro = training.global_batch_size, training.micro_batch_size
-    if batch is None or micro is None or ldp is None:
+    micro, flag = training.micro_batch_size, "--global-batch-size"
+    if training.step_batch_size_schedule is not None:
+        flag = "--step-batch-size-schedule"
+    elif training.rampup_batch_size is not None:
+        flag = "--rampup-batch-size"
+    try:
+        sizes = batch_sizes(training, config.model.seq_length)
+    except ValueError as error:
+        form = '"THRESHOLD:SIZE ...", from 0 on' if "schedule" in flag else "START INCREMENT SAMPLES up to that size"
+        yield Problem(f"{flag}: {error}", form, flag)
         return
-    if batch % (micro * ldp):
-        yield Problem(
-            f"--global-batch-size {batch} with --micro-batch-size {micro} and {ldp} logical data-parallel ranks",
-            f"a multiple of {micro} * {ldp} = {micro * ldp}",
-            "--global-batch-size or --micro-batch-size",
-        )
+    if sizes is None or micro is None or ldp is None:
+        return
+    for batch in dict.fromkeys(size for _, size in sizes.steps):
+        if batch % (micro * ldp):
+            given = f"{flag} {batch}" if flag == "--global-batch-size" else f"{flag} with a batch of {batch}"
+            yield Problem(
+                f"{given} with --micro-batch-size {micro} and {ldp} logical data-parallel ranks",
+                f"a multiple of {micro} * {ldp} = {micro * ldp}",
+                f"{flag} or --micro-batch-size",
+            )

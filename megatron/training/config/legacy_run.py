@@ -111,11 +111,9 @@ OPTIMIZER = (
 LOOP = (
     FlagFamily(
         kind="refused",
-        reason="the global batch size is one for the whole run",
+        reason="batch sizes are taken as given or refused",
         change="--global-batch-size, a multiple of --micro-batch-size times the logical data-parallel size",
         switches="--decrease-batch-size-if-needed",
-        values="--step-batch-size-schedule",
-        lists="--rampup-batch-size",
     ),
     FlagFamily(
         kind="refused",
@@ -129,9 +127,8 @@ LOOP = (
     ),
     FlagFamily(
         kind="ignored",
-        reason="no number depends on it; Python and torch keep their own way with memory",
-        switches="--manual-gc --no-manual-gc-eval",
-        values="--manual-gc-interval --empty-unused-memory-level --train-sync-interval",
+        reason="no number depends on it; torch keeps its own way with memory",
+        values="--empty-unused-memory-level --train-sync-interval",
     ),
     FlagFamily(
         kind="refused",
@@ -148,8 +145,8 @@ LOOP = (
         kind="refused",
         reason="evaluation uses one validation set and the batch sizes of training",
         change="--eval-interval and --eval-iters",
-        switches="--skip-train --full-validation --multiple-validation-sets",
-        values="--start-eval-at-iter --eval-global-batch-size --eval-micro-batch-size",
+        switches="--full-validation --multiple-validation-sets",
+        values="--eval-global-batch-size --eval-micro-batch-size",
         lists="--validation-set-names",
     ),
     FlagFamily(

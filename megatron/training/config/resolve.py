@@ -14,6 +14,7 @@ settings may still be ``None``, which then means:
 * ``ddp_bucket_size``: set by ``ddp_num_buckets`` once the parameters are known;
 * ``padded_vocab_size`` until ``resolve_vocabulary`` has seen the tokenizer;
 * ``distributed_backend`` until a device is known; ``dry_run_world_size``: the processes of the launch;
+* ``step_batch_size_schedule`` and ``rampup_batch_size``: one batch size; ``start_eval_at_iter``: from the start;
 * ``start_weight_decay`` and ``end_weight_decay``: ``weight_decay`` throughout;
 * files, folders and intervals that switch something on.
 
@@ -27,6 +28,7 @@ from dataclasses import replace
 from megatron.core.config.optimizer import DistributedDataParallelConfig, SchedulerConfig
 from megatron.core.config.parallel import ModelParallelConfig
 from megatron.core.config.transformer import TransformerConfig
+from megatron.core.datasets.batch_sizes import BatchSizes, parse_schedule, ramp_up
 from megatron.core.datasets.splits import DEFAULT_SPLIT
 from megatron.core.models.hybrid.hybrid_layer_allocation import HybridPattern, parse_pattern, pattern_problems
 from megatron.core.process_groups.topology import LogicalLayout, Topology, default_block, plan_topology
@@ -40,7 +42,7 @@ from megatron.training.config.training import TrainingConfig
 def resolve(config: RunConfig, world_size: int) -> RunConfig:
     """Settings as given -> settings in effect, for ``world_size`` processes."""
     parallel = _parallel(config.parallel, world_size)
-    training = _training(config.training, parallel)
+    training = _training(config.training, parallel, config.model.seq_length)
     return replace(
         config,
         model=_model(config.model),
@@ -120,8 +122,34 @@ def known_logical_layout(config: RunConfig) -> dict[str, int]:
     return {name: size for name, size in layout.items() if size is not None}
 
 
+def batch_sizes(training: TrainingConfig, sequence_length: int | None) -> BatchSizes | None:
+    """The global batch size by consumed samples; ``None`` where it is not known.
+
+    Raises:
+        ValueError: the schedule or the ramp-up is not of its form.
+    """
+    size, ramp = training.global_batch_size, training.rampup_batch_size
+    if training.step_batch_size_schedule is not None:
+        return parse_schedule(training.step_batch_size_schedule, sequence_length) if sequence_length else None
+    if size is None or size < 1:
+        return None
+    if ramp is None:
+        return BatchSizes(((0, size),))
+    if len(ramp) != 3:
+        raise ValueError(f"{len(ramp)} numbers instead of START INCREMENT SAMPLES")
+    return ramp_up(*ramp, size)
+
+
+def known_batch_sizes(config: RunConfig) -> BatchSizes:
+    """The same of a resolved and validated configuration."""
+    sizes = batch_sizes(config.training, config.model.seq_length)
+    if sizes is None:
+        raise ValueError("the global batch size is not known: resolve and validate the configuration first")
+    return sizes
+
+
 def num_microbatches(config: RunConfig) -> int:
-    """Micro-batches of each logical shard in one optimizer step of a resolved configuration."""
+    """Micro-batches of each logical shard in an optimizer step at the end of a resolved configuration."""
     samples = _known(config.training.micro_batch_size, "micro_batch_size")
     shards = _known(config.parallel.logical_data_parallel_size, "logical_data_parallel_size")
     return _known(config.training.global_batch_size, "global_batch_size") // (samples * shards)
@@ -216,17 +244,24 @@ def _parallel(parallel: ModelParallelConfig, world_size: int) -> ModelParallelCo
     )
 
 
-def _training(training: TrainingConfig, parallel: ModelParallelConfig) -> TrainingConfig:
-    changes: dict[str, object] = {}
-    batch, ldp = training.global_batch_size, parallel.logical_data_parallel_size
-    if batch is None and training.micro_batch_size is not None and ldp is not None:
-        batch = changes["global_batch_size"] = training.micro_batch_size * ldp
-    if batch is not None and batch > 0:
-        if training.train_iters is None and training.train_samples is not None:
-            changes["train_iters"] = training.train_samples // batch
-        elif training.train_iters is not None and training.train_samples is None:
-            changes["train_samples"] = training.train_iters * batch
-    return replace(training, **changes)  # type: ignore[arg-type]
+def _training(training: TrainingConfig, parallel: ModelParallelConfig, sequence_length: int | None) -> TrainingConfig:
+    ldp = parallel.logical_data_parallel_size
+    try:
+        sizes = batch_sizes(training, sequence_length)
+    except ValueError:  # said by validate
+        return training
+    if training.step_batch_size_schedule is not None and sizes is not None:
+        training = replace(training, global_batch_size=sizes.last)
+    elif sizes is None and training.micro_batch_size is not None and ldp is not None:
+        sizes = BatchSizes(((0, training.micro_batch_size * ldp),))
+        training = replace(training, global_batch_size=sizes.last)
+    if sizes is None or sizes.last < 1:
+        return training
+    if training.train_iters is None and training.train_samples is not None:
+        return replace(training, train_iters=sizes.iterations(training.train_samples))
+    if training.train_iters is not None and training.train_samples is None:
+        return replace(training, train_samples=sizes.after(0, training.train_iters))
+    return training
 
 
 def _scheduler(scheduler: SchedulerConfig, training: TrainingConfig) -> SchedulerConfig:

@@ -17,6 +17,12 @@ class TrainingConfig:
     """Sequences per rank in one forward pass."""
     global_batch_size: int | None = trajectory(None)
     """Sequences per optimizer step; default: micro-batch size * logical data-parallel size."""
+    step_batch_size_schedule: str | None = trajectory(None)
+    """Global batch size by the tokens trained on: "0:768 250B:1536", with K, M, B or T for powers of a thousand.
+    Instead of --global-batch-size; needs --train-samples."""
+    rampup_batch_size: tuple[int, ...] | None = trajectory(None)
+    """START INCREMENT SAMPLES: grow the global batch size from START to --global-batch-size by INCREMENT, in equal
+    parts of the first SAMPLES samples; needs --train-samples."""
     train_iters: int | None = trajectory(None)
     """Optimizer steps to run."""
     train_samples: int | None = trajectory(None)
@@ -27,6 +33,16 @@ class TrainingConfig:
     """Batches per evaluation; 0 switches evaluation off."""
     eval_interval: int | None = trajectory(None)
     """Iterations between evaluations; none when not given."""
+    start_eval_at_iter: int | None = trajectory(None)
+    """First iteration that may be evaluated after; the first multiple of --eval-interval when not given."""
+    skip_train: bool = operational(False)
+    """Train nothing: evaluate the weights of --load once, and stop."""
+    manual_gc: bool = operational(False)
+    """Collect garbage of Python at fixed iterations, the same on every rank, instead of when it thinks best."""
+    manual_gc_interval: int = operational(0)
+    """Iterations between collections with --manual-gc; 0: only at the start and around evaluations."""
+    manual_gc_eval: bool = operational(True, flags=("--no-manual-gc-eval",), negates=True)
+    """With --manual-gc: collect before and after each evaluation."""
     exit_interval: int | None = operational(None)
     """Stop after an iteration that this number divides, saving first where --save is given."""
     exit_duration_in_mins: int | None = operational(None)

@@ -13,6 +13,8 @@ def training_problems(given: RunConfig, config: RunConfig) -> list[Problem]:
     """Everything about length and schedule that cannot work. ``given`` is the configuration before ``resolve``."""
     return [
         *_length_problems(given, config),
+        *_batch_problems(given),
+        *_evaluation_problems(given),
         *_unit_problems(given),
         *_schedule_problems(given, config),
         *_weight_decay_problems(given),
@@ -38,6 +40,39 @@ def _length_problems(given: RunConfig, config: RunConfig) -> Iterator[Problem]:
             "samples for at least one iteration",
             "--train-samples or --global-batch-size",
         )
+
+
+def _batch_problems(given: RunConfig) -> Iterator[Problem]:
+    """Batch sizes that change are counted in samples and said once."""
+    training = given.training
+    changing = {
+        "--step-batch-size-schedule": training.step_batch_size_schedule,
+        "--rampup-batch-size": training.rampup_batch_size,
+    }
+    flags = [flag for flag, value in changing.items() if value is not None]
+    if len(flags) > 1:
+        yield Problem(" and ".join(flags), "one of the two", f"leave out {flags[1]}")
+    for flag in flags:
+        if training.train_samples is None and training.train_iters is not None:
+            yield Problem(f"{flag} in a run counted by --train-iters", "--train-samples", "--train-samples")
+    if training.step_batch_size_schedule is not None and training.global_batch_size is not None:
+        both = f"--step-batch-size-schedule and --global-batch-size {training.global_batch_size}"
+        yield Problem(both, "one of the two", "leave out --global-batch-size")
+    if training.rampup_batch_size is not None and training.global_batch_size is None:
+        yield Problem("--rampup-batch-size alone", "the size it leads to", "add --global-batch-size")
+
+
+def _evaluation_problems(given: RunConfig) -> Iterator[Problem]:
+    training = given.training
+    if training.eval_interval is None:
+        for flag, used in {
+            "--skip-train": training.skip_train,
+            "--start-eval-at-iter": training.start_eval_at_iter is not None,
+        }.items():
+            if used:
+                yield Problem(f"{flag} without --eval-interval", "evaluation to be on", "add --eval-interval")
+    elif training.skip_train and training.eval_iters == 0:
+        yield Problem("--skip-train with --eval-iters 0", "something to do", "--eval-iters")
 
 
 def _unit_problems(given: RunConfig) -> Iterator[Problem]:

@@ -33,7 +33,6 @@ class BatchReader:
         dataset: the split.
         sampler: order of samples.
         shards: logical shards of this rank, in pass order.
-        num_microbatches: micro-batches per shard and step.
         device: where the tensors go.
         num_workers: reading threads.
     """
@@ -44,29 +43,23 @@ class BatchReader:
         sampler: Sampler,
         *,
         shards: Sequence[int],
-        num_microbatches: int,
         device: torch.device,
         num_workers: int,
     ) -> None:
         self._dataset, self._sampler, self._shards = dataset, sampler, tuple(shards)
-        self._num_microbatches, self._device = num_microbatches, device
+        self._device = device
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="read") if num_workers else None
         self._ahead: dict[tuple[int, int, int], Future[dict[str, np.ndarray]]] = {}
         self._digest = torch.zeros(2, dtype=torch.int64)
         self._current: dict[tuple[int, int, int], Batch] = {}
 
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of all logical shards together."""
-        return self._sampler.stride * self._num_microbatches
-
-    def require(self, consumed: int, steps: int) -> None:
-        """Refuse a data set that ends before ``steps`` more steps.
+    def require(self, consumed: int, samples: int) -> None:
+        """Refuse a data set that ends before ``samples`` more samples.
 
         Raises:
             ConfigError: it does.
         """
-        self._sampler.require(consumed, steps * self.samples_per_step, "training")
+        self._sampler.require(consumed, samples, "training")
 
     def read(self, consumed: int, shard: int, index: int) -> Batch:
         """Micro-batch ``index`` of logical shard ``shard`` in the step that starts at ``consumed`` samples; the same
@@ -95,12 +88,14 @@ class BatchReader:
             position_ids_BS=tensors["position_ids"],
         )
 
-    def read_ahead(self, consumed: int) -> None:
-        """Start reading the step that starts at ``consumed`` samples, if it exists and there are threads for it."""
-        if self._pool is None or self._sampler.problems(consumed, self.samples_per_step, "next"):
+    def read_ahead(self, consumed: int, num_microbatches: int) -> None:
+        """Start reading the step of so many micro-batches that starts at ``consumed`` samples, if there are as many and
+        threads for it."""
+        needed = self._sampler.stride * num_microbatches
+        if self._pool is None or self._sampler.problems(consumed, needed, "next"):
             return
         for shard in self._shards:
-            for index in range(self._num_microbatches):
+            for index in range(num_microbatches):
                 key = (consumed, shard, index)
                 if key not in self._ahead:
                     self._ahead[key] = self._pool.submit(self._arrays, *key)

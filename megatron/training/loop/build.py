@@ -26,8 +26,8 @@ from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tokenizers.base import Tokenizer
 from megatron.training.checkpoint.checkpointer import Checkpointer
 from megatron.training.config.resolve import (
+    known_batch_sizes,
     logical_layout,
-    num_microbatches,
     pattern_of,
     resolve_vocabulary,
     topology_of,
@@ -79,7 +79,6 @@ class Run:
             dataset,
             sampler,
             shards=self.step.shape.shards,
-            num_microbatches=self.step.shape.num_microbatches,
             device=self.groups.device,
             num_workers=data.num_workers,
         )
@@ -185,6 +184,7 @@ def _split_sizes(config: RunConfig) -> tuple[int, int, int]:
         eval_iters=training.eval_iters,
         eval_interval=training.eval_interval,
         global_batch_size=training.global_batch_size,
+        start_eval_at_iter=training.start_eval_at_iter,
     )
 
 
@@ -208,10 +208,10 @@ def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContex
     )
     shape = StepShape(
         shards=context.layout.shards_of(groups.dp.rank, groups.dp.size),
-        num_microbatches=num_microbatches(config),
+        batch_sizes=known_batch_sizes(config),
+        stride=context.layout.ldp * training.micro_batch_size,
         micro_batch_size=training.micro_batch_size,
         seq_length=config.model.seq_length,
-        global_batch_size=training.global_batch_size,
         reported=reported_layers(config),
         stop_on_non_finite=training.check_for_nan_in_loss_and_grad,
         count_zeros=config.logging.log_num_zeros_in_grad,

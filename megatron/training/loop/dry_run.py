@@ -196,7 +196,6 @@ def _rank_lines(config: RunConfig, needs: Sequence[StageNeed], world_size: int) 
         *lines,
         "  Weights to moments are exact, padding included. Activations are an estimate of what the backward passes "
         "need",
-        "  at the fullest moment, with tokens spread evenly over experts. Not counted: communication buffers of one "
-        "bucket,",
-        "  temporaries within an op, the allocator's fragments, the CUDA context.",
+        "  at the fullest moment, without recomputation, tokens spread evenly over experts. Not counted: communication",
+        "  buffers of one bucket, temporaries within an op, the allocator's fragments, the CUDA context.",
     ]

@@ -12,10 +12,12 @@ from megatron.training.checkpoint.checkpointer import Checkpointer
 from megatron.training.checkpoint.position import Position
 from megatron.training.config.resolve import pattern_of
 from megatron.training.config.run import RunConfig
+from megatron.training.config.training import TrainingConfig
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.build import Run, build_run
 from megatron.training.loop.exit import ExitRule
 from megatron.training.loop.fingerprints import Fingerprints, run_manifest
+from megatron.training.loop.garbage import GarbageControl
 from megatron.training.observe.flops import flops_per_sample
 from megatron.training.observe.log_line import LogLineFormat
 from megatron.training.observe.observers import Observer, build_observers
@@ -68,10 +70,14 @@ def _train(
 ) -> None:
     training, position = run.config.training, checkpoints.position
     reader = run.reader(run.splits.train)
-    reader.require(position.consumed_train_samples, max(0, training.train_iters - position.iteration))
+    remaining, consumed = max(0, training.train_iters - position.iteration), position.consumed_train_samples
+    reader.require(consumed, run.step.shape.batch_sizes.after(consumed, remaining) - consumed)
     valid = run.reader(run.splits.valid) if run.splits.valid is not None and training.eval_interval else None
     checkpoints.restore_generators()
-    for iteration in range(position.iteration + 1, training.train_iters + 1):
+    garbage = GarbageControl(training)
+    if training.skip_train:
+        _evaluate(run, valid, observers, position)
+    for iteration in _iterations(training, position):
         step = run.step.run(reader, iteration, position.consumed_train_samples)
         if fingerprints is not None:
             fingerprints.on_step(step, reader)
@@ -79,18 +85,28 @@ def _train(
             observer.on_step(step)
         position = replace(position, iteration=iteration, consumed_train_samples=step.consumed_samples)
         last = iteration == training.train_iters
-        if valid is not None and (last or iteration % training.eval_interval == 0):
-            position = _evaluate(run, valid, observers, position)
+        garbage.after_step(iteration)
+        due = iteration >= (training.start_eval_at_iter or 0) and (last or iteration % training.eval_interval == 0)
+        if valid is not None and due:
+            with garbage.around_evaluation():
+                position = _evaluate(run, valid, observers, position)
         reason = exits.reason_after(iteration, run.groups)
         checkpoints.after_step(position, leaving=reason is not None)
         if reason is not None:
             if run.groups.world.is_first:
                 print(f"exiting program {reason}", flush=True)
             break
-    checkpoints.after_step(position, leaving=True)
+    garbage.release()
+    if not training.skip_train:
+        checkpoints.after_step(position, leaving=True)
     for source in (reader, valid):
         if source is not None:
             source.close()
+
+
+def _iterations(training: TrainingConfig, position: Position) -> range:
+    """The iterations that are still to do."""
+    return range(0) if training.skip_train else range(position.iteration + 1, training.train_iters + 1)
 
 
 def _evaluate(run: Run, valid: BatchReader, observers: Sequence[Observer], position: Position) -> Position:

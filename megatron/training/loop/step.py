@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from megatron.core.contracts.batch import StageReport
 from megatron.core.contracts.stage import Stage
+from megatron.core.datasets.batch_sizes import BatchSizes
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
@@ -21,14 +22,14 @@ from megatron.training.observe.step_record import StepMetrics
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
-    """Sizes of a step; ``shards`` are this rank's logical shards in pass order, ``watch_replicas`` the iterations
-    between comparisons of replicas."""
+    """Sizes of a step; ``shards`` are this rank's logical shards in pass order, ``stride`` the samples of one
+    micro-batch of all logical shards, ``watch_replicas`` the iterations between comparisons of replicas."""
 
     shards: tuple[int, ...]
-    num_microbatches: int
+    batch_sizes: BatchSizes
+    stride: int
     micro_batch_size: int
     seq_length: int
-    global_batch_size: int
     reported: ReportedLayers
     stop_on_non_finite: bool = True
     count_zeros: bool = False
@@ -71,9 +72,11 @@ class TrainStep:
                 replicas have drifted apart, where they are watched.
         """
         start, shape = time.monotonic(), self.shape
+        batch_size = shape.batch_sizes.at(consumed_samples)
+        after = consumed_samples + batch_size
         self.ddp.zero_grad_buffer()
-        losses = self._forward_backward(reader, iteration, consumed_samples, training=True)
-        reader.read_ahead(consumed_samples + shape.global_batch_size)
+        losses = self._forward_backward(reader, iteration, consumed_samples, batch_size, training=True)
+        reader.read_ahead(after, shape.batch_sizes.at(after) // shape.stride)
         if shape.watch_replicas and iteration % shape.watch_replicas == 0:
             # Before the update, which may give every rank new weights: what this step has worked with.
             stop_on_drift(self.optimizer, self.groups, iteration)
@@ -83,8 +86,8 @@ class TrainStep:
         outcome = self.optimizer.step(lr=lr, weight_decay=decay, iteration=iteration, count_zeros=shape.count_zeros)
         return StepMetrics(
             iteration=iteration,
-            consumed_samples=consumed_samples + shape.global_batch_size,
-            global_batch_size=shape.global_batch_size,
+            consumed_samples=after,
+            global_batch_size=batch_size,
             num_tokens=losses.num_tokens,
             losses=losses.losses,
             grad_norm=outcome.grad_norm,
@@ -96,24 +99,24 @@ class TrainStep:
         )
 
     def evaluate(self, reader: BatchReader, batches: int, iteration: int, consumed_samples: int) -> dict[str, float]:
-        """Mean loss per token over ``batches`` global batches from ``consumed_samples`` of the validation data on;
-        nothing is updated and no noise is drawn."""
-        total, tokens = 0.0, 0
+        """Mean loss per token over ``batches`` global batches, of the size the run ends with, from ``consumed_samples``
+        of the validation data on; nothing is updated and no noise is drawn."""
+        total, tokens, batch_size = 0.0, 0, self.shape.batch_sizes.last
         for number in range(batches):
-            position = consumed_samples + number * self.shape.global_batch_size
-            losses = self._forward_backward(reader, iteration, position, training=False)
+            position = consumed_samples + number * batch_size
+            losses = self._forward_backward(reader, iteration, position, batch_size, training=False)
             total += losses.losses["lm loss"] * losses.num_tokens
             tokens += losses.num_tokens
         return {"lm loss": total / max(1, tokens)}
 
     def _forward_backward(
-        self, reader: BatchReader, iteration: int, consumed_samples: int, *, training: bool
+        self, reader: BatchReader, iteration: int, consumed_samples: int, batch_size: int, *, training: bool
     ) -> StepLosses:
-        shape = self.shape
+        shape, num_microbatches = self.shape, batch_size // self.shape.stride
         given = PipelineInput(
             iteration=iteration,
             shards=shape.shards,
-            num_microbatches=shape.num_microbatches,
+            num_microbatches=num_microbatches,
             micro_batch_size=shape.micro_batch_size,
             seq_length=shape.seq_length,
             batch=lambda shard, index: reader.read(consumed_samples, shard, index),
@@ -122,7 +125,7 @@ class TrainStep:
         )
         by_place = run_pipeline(self.chunks, self.groups, given)
         reports: list[list[list[StageReport]]] = [
-            [[by_place[chunk, shard, i] for i in range(shape.num_microbatches)] for shard in shape.shards]
+            [[by_place[chunk, shard, i] for i in range(num_microbatches)] for shard in shape.shards]
             for chunk in range(len(self.chunks))
         ]
         return gather_losses(reports, shape.reported, self.groups, iteration, check=shape.stop_on_non_finite)

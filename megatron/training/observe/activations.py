@@ -46,8 +46,8 @@ def head_bytes(model: TransformerConfig, padded_vocab_size: int, shape: Activati
 
 
 def prediction_bytes(symbols: str, model: TransformerConfig, padded_vocab_size: int, shape: ActivationShape) -> int:
-    """Bytes of one depth of multi-token prediction: the embeddings, both normalised inputs side by side, its layers, its
-    last norm and its logits. Its other input is kept by the head before it."""
+    """Bytes of one depth of multi-token prediction: the embeddings, both normalised inputs side by side, its layers,
+    its last norm and its logits. Its other input is kept by the head before it."""
     inputs = shape.own_tokens * (3 * model.hidden_size * shape.activation_bytes + 2 * _FP32)
     layers = sum(layer_bytes(symbol, model, shape) for symbol in symbols)
     return inputs + layers + _norm(model, shape) + _logits(padded_vocab_size, shape)

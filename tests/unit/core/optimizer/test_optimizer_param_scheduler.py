@@ -56,6 +56,15 @@ def test_decay_between_warmup_and_end(style: str, values: list[float]) -> None:
     assert learning_rate(schedule, 81) == (1.0 if style == "constant" else 0.25)
 
 
+def test_inverse_square_root_falls_from_the_warmup_on_and_not_below_the_least() -> None:
+    schedule = _schedule(lr_warmup_iters=1, lr_decay_style="inverse-square-root")
+    assert [learning_rate(schedule, n) for n in (4, 8, 32, 72)] == [0.5, 1.0, 0.5, math.sqrt(8) / math.sqrt(72)]
+    low = replace(schedule, min_lr=0.6)
+    assert [learning_rate(low, n) for n in (8, 18, 32, 80, 81)] == [1.0, math.sqrt(8) / math.sqrt(18), 0.6, 0.6, 0.6]
+    at_once = _schedule(lr_decay_style="inverse-square-root")
+    assert [learning_rate(at_once, n) for n in (0, 1, 4, 16)] == [1.0, 1.0, 0.5, 0.25]
+
+
 @pytest.mark.parametrize(
     ("style", "quarter"),
     [

@@ -15,6 +15,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from megatron.core.config.errors import ConfigError, DamagedInputError
 from megatron.core.tokenizers.base import Tokenizer
 from megatron.core.tokenizers.build import SENTENCEPIECE_TYPES, TOKENIZER_TYPES, TokenizerChoice, build_tokenizer
+from megatron.core.tokenizers.files import vocabulary_size
 from megatron.core.tokenizers.gpt2_bpe import GPT2BPETokenizer
 from megatron.core.tokenizers.sentencepiece import SentencePieceTokenizer
 from megatron.core.tokenizers.tiktoken import PATTERNS, TikTokenizer
@@ -167,6 +168,16 @@ def test_gpt2(tmp_path: Path) -> None:
     vocabulary.write_text('{"a": 0}')
     with pytest.raises(ConfigError, match="endoftext"):
         GPT2BPETokenizer(str(vocabulary), str(merges))
+
+
+def test_vocabulary_may_be_larger_but_not_smaller_than_the_files(tmp_path: Path) -> None:
+    assert (vocabulary_size(8, None, tmp_path), vocabulary_size(8, 8, tmp_path), vocabulary_size(8, 9, tmp_path)) == (
+        8,
+        8,
+        9,
+    )
+    with pytest.raises(ConfigError, match="at least the 8 ids"):
+        vocabulary_size(8, 7, tmp_path)
 
 
 def options(kind: str, model_file: Path, folder: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_flag_given_twice_warns_once():
         ("--batch-size 4", "change: --global-batch-size"),
         ("--otel-exporter a b c", "logs go to files"),
         ("--inprocess-max-iterations 3", "restarts"),
-        ("--rampup-batch-size 16 16 5000", "the global batch size is one"),
+        ("--decrease-batch-size-if-needed", "batch sizes are taken as given"),
         ("--window-size 128,0", "not built yet"),
     ],
 )
