@@ -51,7 +51,7 @@ class OpMode(TorchDispatchMode):
         """Run an operation and record it."""
         kwargs, schema, recorder = kwargs or {}, func._schema, self._recorder
         name = schema.name.partition("::")[2]
-        if not recorder.active or is_view(schema):
+        if recorder.busy or not recorder.active or is_view(schema):
             return func(*args, **kwargs)
         if func.namespace in _COMMUNICATION:
             result = func(*args, **kwargs)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from megatron.core.trace.dump import Dump
 from megatron.core.trace.flatten import named_tensors, plain_arguments
@@ -23,15 +22,6 @@ from megatron.core.trace.storage import UnwrittenStorage
 from megatron.core.trace.tensor_digest import Digest, Digester, hex64
 
 _INDEX_TYPES = frozenset({torch.int16, torch.int32, torch.int64})
-
-
-def unseen() -> AbstractContextManager:
-    """Around work of the recorder's own: neither autograd nor a dispatch mode sees it."""
-    stack = ExitStack()
-    if torch._C._len_torch_dispatch_stack():
-        stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch.no_grad())
-    return stack
 
 
 @dataclass(slots=True)
@@ -64,12 +54,12 @@ class _Pending:
 class Recorder:
     """One rank's recorder; ``active`` only inside traced steps.
 
-    ``write`` takes the lines of a step at once. Where ``dump`` is given, arguments and results of the events it wants
-    are kept too.
+    ``busy`` while it does work of its own, which is no part of the run. ``write`` takes the lines of a step at once.
+    Where ``dump`` is given, arguments and results of the events it wants are kept too.
     """
 
     def __init__(self, write: Callable[[bytes], None], dump: Dump | None = None) -> None:
-        self.active = False
+        self.active, self.busy = False, False
         self.unwritten = UnwrittenStorage()
         self._write, self._dump = write, dump
         self._digester = Digester()
@@ -155,7 +145,7 @@ class Recorder:
     def note(self, value: Any, label: str = "", *, rows: bool = False, flag: bool = False) -> list[_Note]:
         """Digest every tensor in ``value`` as it is now. With ``flag`` storage that nobody wrote is marked."""
         notes = []
-        with unseen():
+        with self._unseen():
             for name, tensor in named_tensors(value, label):
                 if tensor.is_sparse or tensor.device.type == "meta" or tensor.layout != torch.strided:
                     continue
@@ -171,6 +161,15 @@ class Recorder:
                 )
                 notes.append(note)
         return notes
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        was, self.busy = self.busy, True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.busy = was
 
     def _keep(self, digest: Digest) -> int:
         self._digests.append(digest)
@@ -225,7 +224,7 @@ class Recorder:
         """Keep the arguments of an event where they are wanted; ``finish(results)`` of what comes back completes it."""
         if self._dump is None or not self._dump.wants(scope, name):
             return None
-        with unseen():
+        with self._unseen():
             return self._dump.begin(kind, scope, name, arguments)
 
     def flush(self) -> None:

@@ -1,0 +1,145 @@
+"""Traced training: no bit changes at any level, every level shows what it promises, ranks name transfers alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megatron.core.config.errors import ConfigError
+from megatron.core.digest.bits import digest_hex
+from megatron.core.process_groups.probed import ProbedSums
+from megatron.core.trace.format import LEVELS, Event, decode_event, trace_file
+from megatron.core.trace.probed_stage import ProbedStage
+from megatron.determinism.trace_read import open_folder
+from megatron.training.loop.fingerprints import run_manifest
+from tests.support.ranks import run_ranks
+from tests.support.training import build_here
+
+SMALL = " --seq-length 32 --max-position-embeddings 32 --global-batch-size 2"
+LAYOUTS = {
+    "tp_ep": "--hybrid-layer-pattern ME --tensor-model-parallel-size 2 --sequence-parallel "
+    "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1" + SMALL,
+    "pp": "--hybrid-layer-pattern M|* --pipeline-model-parallel-size 2" + SMALL,
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run left on one rank."""
+
+    norms: list[str]
+    digests: dict[str, str]
+    stages: set[str]
+    sums: str
+
+
+def train_traced(flags: str, folder: str | None, level: str) -> Seen:
+    """Two steps, traced into ``folder`` where there is one."""
+    run = build_here(flags + (f" --trace-dir {folder} --trace-level {level} --trace-iterations 2" if folder else ""))
+    if run.tracing is not None:
+        run.tracing.open(run_manifest(run, 0))
+    reader, consumed, norms = run.reader(run.splits.train), 0, []
+    for iteration in (1, 2):
+        metrics = run.step.run(reader, iteration, consumed)
+        consumed = metrics.consumed_samples
+        norms.append(metrics.grad_norm.hex())
+    if run.tracing is not None:
+        run.tracing.close()
+    digests = {name: digest_hex(total) for name, total in run.step.optimizer.state_digests().items()}
+    return Seen(norms, digests, {type(c).__name__ for c in run.step.chunks}, type(run.step.ddp.sums).__name__)
+
+
+def train_all(folder: str) -> dict[tuple[str, str | None], Seen]:
+    """Rank function: every layout untraced and at every level."""
+    seen = {}
+    for name, flags in LAYOUTS.items():
+        seen[name, None] = train_traced(flags, None, "")
+        for level in LEVELS:
+            seen[name, level] = train_traced(flags, f"{folder}/{name}_{level}", level)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """The folder of the traces, and what every rank saw."""
+    folder = tmp_path_factory.mktemp("traces")
+    return folder, run_ranks(2, train_all, str(folder), timeout_s=400)
+
+
+def events(folder: Path, rank: int) -> list[Event]:
+    return [decode_event(raw) for segment in open_folder(folder).stream(rank).segments() for raw in segment.events]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tracing_changes_no_bit(runs: tuple[Path, list[dict]], layout: str):
+    for rank in runs[1]:
+        plain = rank[layout, None]
+        for level in LEVELS:
+            assert rank[layout, level].norms == plain.norms, level
+            assert rank[layout, level].digests == plain.digests, level
+
+
+def test_untraced_run_has_no_probe(runs: tuple[Path, list[dict]]):
+    plain, traced = runs[1][0]["tp_ep", None], runs[1][0]["tp_ep", "module"]
+    assert ProbedStage.__name__ not in plain.stages
+    assert plain.sums != ProbedSums.__name__
+    assert traced.stages == {ProbedStage.__name__}
+    assert traced.sums == ProbedSums.__name__
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_levels_add_to_one_another(runs: tuple[Path, list[dict]], layout: str):
+    kinds = {level: {e.kind for e in events(runs[0] / f"{layout}_{level}", 0)} for level in LEVELS}
+    assert {"state", "input", "collective", "stage"} <= kinds["semantic"]
+    assert "op" not in kinds["module"]
+    assert "module" in kinds["module"]
+    assert {"op", "kernel"} <= kinds["op"]
+    assert kinds["semantic"] <= kinds["module"] <= kinds["op"] <= kinds["kernel"]
+    counts = {level: len(events(runs[0] / f"{layout}_{level}", 0)) for level in LEVELS}
+    assert counts["semantic"] < counts["module"] < counts["op"] <= counts["kernel"]
+
+
+def test_both_ends_give_a_transfer_one_name_and_one_digest(runs: tuple[Path, list[dict]]):
+    sent, received = Counter(), Counter()
+    for rank in (0, 1):
+        for event in events(runs[0] / "pp_semantic", rank):
+            if event.name == "exchange":
+                sent.update((t.label, t.digest) for t in event.ins)
+                received.update((t.label, t.digest) for t in event.outs)
+    assert sent == received
+    assert {label.rpartition(" ")[0] for label, _ in sent} == {"pp 0->1", "pp 1->0"}
+
+
+def test_members_of_a_group_count_its_collectives_alike(runs: tuple[Path, list[dict]]):
+    def numbered(rank: int) -> list:
+        found = events(runs[0] / "tp_ep_semantic", rank)
+        return [(e.name, e.meta["axis"], e.meta["seq"]) for e in found if e.kind in ("collective", "sum") and e.meta]
+
+    assert numbered(0) == numbered(1)
+    assert len(numbered(0)) > 10
+
+
+def test_backward_has_scopes_of_the_forward(runs: tuple[Path, list[dict]]):
+    scopes = {
+        e.scope.partition("|")[0] for e in events(runs[0] / "tp_ep_op", 0) if e.kind == "op" and e.phase == "backward"
+    }
+    assert {"decoder.layers.0.mixer", "decoder.layers.1.mlp.router"} <= scopes
+
+
+def test_state_of_every_parameter_is_there(runs: tuple[Path, list[dict]]):
+    state = [e for e in events(runs[0] / "tp_ep_semantic", 0) if e.kind == "state"]
+    names = {e.scope for e in state if e.name == "weights"}
+    assert "decoder.layers.1.mlp.router.weight" in names
+    assert names == {e.scope for e in state if e.name == "main_params"}
+    assert {e.name for e in state} == {"weights", "expert_bias", "main_params", "exp_avg", "exp_avg_sq"}
+
+
+def test_used_folder_is_refused(runs: tuple[Path, list[dict]]):
+    folder = runs[0] / "tp_ep_semantic"
+    before = (folder / trace_file(0)).stat().st_size
+    with pytest.raises(ConfigError, match="another --trace-dir"):
+        train_traced("--hybrid-layer-pattern M" + SMALL, str(folder), "semantic")
+    assert (folder / trace_file(0)).stat().st_size == before
