@@ -1,4 +1,5 @@
-"""run_ranks: run one function on n gloo ranks and get what each returned; ranks are forked after torch is imported.
+"""run_ranks: run one function on n gloo ranks and get what each returned; ranks are forked after torch and the
+package are imported.
 
 A rank function is a plain module-level function. It returns what it saw and the parent asserts, so one assertion can
 compare all ranks. The first rank that fails kills the others at once, and its traceback is the test's.
@@ -25,7 +26,14 @@ from megatron.core.process_groups.groups import ProcessGroups, create_process_gr
 from megatron.core.process_groups.ordered_reduce import OrderedSums
 from megatron.core.process_groups.topology import plan_topology
 
-_PRELOAD = ["torch", "torch.distributed", "numpy", "tests.support.ranks"]
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "numpy",
+    "tests.support.ranks",
+    "tests.support.tiny",
+    "tests.support.training",
+]
 COLLECTIVE_TIMEOUT_S = 60
 
 
