@@ -25,12 +25,12 @@ def seen(trained: Trained) -> tuple[list[str], dict[str, str]]:
 
 
 def test_sizes_follow_the_ramp_and_no_layout_changes_a_bit() -> None:
-    one = grown("M-|*E", "")
+    """Two stages of two chunks each pass through one, two and three micro-batches a shard."""
+    one = grown("'M|-|*|E'", "")
     assert [step.global_batch_size for step in one.steps] == SIZES
     assert [step.consumed_samples for step in one.steps] == CONSUMED
-    pipeline = run_ranks(2, grown, "M-|*E", "--pipeline-model-parallel-size 2")
-    data = run_ranks(2, grown, "M-|*E", "")
-    assert {str(seen(trained)) for trained in (*pipeline, *data)} == {str(seen(one))}
+    interleaved = run_ranks(2, grown, "'M|-|*|E'", "--pipeline-model-parallel-size 2")
+    assert {str(seen(trained)) for trained in interleaved} == {str(seen(one))}
 
 
 def test_steps_depend_on_what_was_consumed_alone() -> None:
