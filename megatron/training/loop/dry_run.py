@@ -186,11 +186,11 @@ def _rank_lines(config: RunConfig, needs: Sequence[StageNeed], world_size: int) 
     lines = [
         f"needed by one rank of {world_size} (TP {topology.tp}, PP {topology.pp}, DP {topology.dp}, EP {topology.ep}, "
         f"ETP {topology.etp}, EDP {topology.edp}), in GiB",
-        f"  {'stage':<7}{'parameters':>16}" + "".join(f"{n:>11}" for n in (*names, "activations", "sum")) + "  layers",
+        f"  {'stage':<7}{'parameters':>16}" + "".join(f"{n:>12}" for n in (*names, "activations", "sum")) + "  layers",
     ]
     for need in needs:
         parts = [getattr(need.state, name) for name in names] + [need.activations]
-        columns = "".join(f"{part / _GIB:>11.2f}" for part in (*parts, sum(parts)))
+        columns = "".join(f"{part / _GIB:>12.2f}" for part in (*parts, sum(parts)))
         lines.append(f"  {need.stage:<7}{need.parameters:>16,}{columns}  {need.symbols}")
     return [
         *lines,
