@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +165,7 @@ def _place(event: Event) -> tuple:
     return event.kind, event.scope, event.name, event.phase, event.occurrence
 
 
-def choices(verdict: Verdict, traces: tuple[Path, Path]) -> list[Mapping[str, Any]]:
+def choices(verdict: Verdict, traces: tuple[Path, Path]) -> list[dict[str, Any]]:
     """Which variant and configuration every rank of both runs used for the verdict's operation, or for the kernel it
     ran inside."""
     chosen = []

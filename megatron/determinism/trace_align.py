@@ -37,7 +37,7 @@ def _by_signature(left: Sequence[Event], right: Sequence[Event], start: int, end
         return
     numbers: dict[tuple, int] = {}
     coded = [[numbers.setdefault(mark, len(numbers)) for mark in marks] for marks in (marks_left, marks_right)]
-    matcher = difflib.SequenceMatcher(None, *coded, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, coded[0], coded[1], autojunk=False)
     for _, i0, i1, j0, j1 in matcher.get_opcodes():
         equal = coded[0][i0:i1] == coded[1][j0:j1]
         if equal:

@@ -36,10 +36,9 @@ def compare_folders(
         folders = open_folder(left), open_folder(right)
         problems = _not_comparable(*folders, force=force)
         if problems:
-            verdict = f"not comparable: {problems[0]}"
-            return Outcome(
-                exit=Exit.NOT_COMPARABLE, verdict=verdict, details=tuple(f"  {p}" for p in problems[1:])
-            ), None
+            said, *others = problems
+            details = tuple(f"  {problem}" for problem in others)
+            return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"not comparable: {said}", details=details), None
         scans = _scan(*folders)
         findings = [
             classify(scan, scans, folders[0].stream(rank)) for rank, scan in scans.items() if scan.first is not None

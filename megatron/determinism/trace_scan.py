@@ -94,7 +94,8 @@ def scan_rank(rank: int, left: RankStream, right: RankStream, window: tuple[int,
         DamagedInputError: a line before the last is damaged.
     """
     scan = RankScan(rank, left.head.get("at", {}))
-    order, last = 0, [None, None]
+    order = 0
+    last: list[Key | None] = [None, None]
     for one, other in _pair_segments(left, right, window):
         if one is None or other is None:
             alone, name, stream = (one, "A", left) if other is None else (other, "B", right)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from megatron.core.process_groups.groups import Group
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def _told(collective: Callable[Concatenate[Group, _P], _R]) -> Callable[Concatenate[Group, _P], _R]:

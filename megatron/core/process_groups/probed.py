@@ -21,7 +21,7 @@ def probe_groups(groups: ProcessGroups, probe: Probe) -> ProcessGroups:
 
 def _with_probe(value: Any, probe: Probe) -> Any:
     """A copy in which every group has the probe, wherever it lies."""
-    if not dataclasses.is_dataclass(value):
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     probed = {f.name: _with_probe(getattr(value, f.name), probe) for f in dataclasses.fields(value) if f.init}
     return dataclasses.replace(value, **({**probed, "probe": probe} if isinstance(value, Group) else probed))

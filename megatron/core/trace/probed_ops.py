@@ -53,7 +53,7 @@ def _probed(op: str, variant: Variant, device: str, recorder: Recorder) -> Calla
     def call(*args: Any, **kwargs: Any) -> Any:
         if not recorder.active:
             return original(*args, **kwargs)
-        meta = dict(facts)
+        meta: dict[str, Any] = dict(facts)
         given = {"args": args, "kwargs": kwargs}
         scope = recorder.scope()
         results: list[Any] = []

@@ -230,7 +230,8 @@ class Recorder:
     def flush(self) -> None:
         """Bring the digests to the host, in one transfer, and write the lines."""
         values = self._digest_values()
-        lines, occurrences = [], Counter()
+        occurrences: Counter[tuple[str, str, str]] = Counter()
+        lines = []
         for pending in self._events:
             if isinstance(pending, dict):
                 occurrences.clear()
@@ -253,12 +254,11 @@ class Recorder:
             if isinstance(digest, torch.Tensor):
                 by_device.setdefault(digest.device, []).append(position)
         for positions in by_device.values():
-            flat = torch.cat([self._digests[p] for p in positions]).tolist()
-            start = 0
-            for position in positions:
-                stop = start + self._digests[position].numel()
-                values[position] = flat[start:stop]
-                start = stop
+            waiting = [digest for p in positions if isinstance(digest := self._digests[p], torch.Tensor)]
+            flat, start = torch.cat(waiting).tolist(), 0
+            for position, digest in zip(positions, waiting, strict=True):
+                values[position] = flat[start : start + digest.numel()]
+                start += digest.numel()
         return values
 
 

@@ -7,6 +7,8 @@ NumPy, whose calls cost less; both give the same numbers.
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy
 import torch
 
@@ -24,10 +26,11 @@ def _signed(value: int) -> int:
 _POSITION = _signed(0x9E3779B97F4A7C15)
 _FIRST, _SECOND, _ROW = (_signed(m) for m in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93))
 
-Digest = torch.Tensor | list[int]
+Digest: TypeAlias = torch.Tensor | list[int]
 """Numbers on a device, or already here."""
 
-Words = torch.Tensor | numpy.ndarray
+Words: TypeAlias = Any
+"""int64 words: a NumPy array on the host, a tensor elsewhere; the same operators mean the same on both."""
 
 
 def _words(tensor: torch.Tensor, rows: int) -> Words:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -78,7 +78,7 @@ class Tracing:
             ProbedStage(chunk, n * groups.pp.size + groups.pp.rank, self.recorder) for n, chunk in enumerate(real)
         ]
         step.chunks = stages
-        return TracedStep(step, self, real)
+        return cast(TrainStep, TracedStep(step, self, real, self.recorder))
 
     def open(self, manifest: dict[str, dict]) -> None:
         """Create the files, before the first step; collective.
@@ -126,11 +126,11 @@ class Tracing:
 class TracedStep:
     """A TrainStep whose ``run`` is recorded where the window says so; everything else is the step's own."""
 
-    def __init__(self, step: TrainStep, tracing: Tracing, chunks: Sequence[Stage]) -> None:
+    def __init__(self, step: TrainStep, tracing: Tracing, chunks: Sequence[Stage], recorder: Recorder) -> None:
         self._step, self._tracing, self._chunks = step, tracing, chunks
-        self._recorder: Recorder = tracing.recorder
-        step.ddp = _Watched(step.ddp, finalize_model_grads=self._finalize)
-        step.optimizer = _Watched(step.optimizer, step=self._optimize)
+        self._recorder = recorder
+        step.ddp = cast(Any, _Watched(step.ddp, finalize_model_grads=self._finalize))
+        step.optimizer = cast(Any, _Watched(step.optimizer, step=self._optimize))
         self._iteration = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -159,9 +159,9 @@ class TracedStep:
                 outs = recorder.note(router.expert_bias_E, "expert_bias")
                 recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta={"shards": [0], "at": name})
         for piece in self._step.optimizer.state_pieces():
-            meta = {"shards": [piece.shard], "start": piece.start, "at": name}
+            place: dict[str, Any] = {"shards": [piece.shard], "start": piece.start, "at": name}
             recorder.event(
-                "state", piece.kind, outs=recorder.note(piece.values, piece.kind), scope=piece.name, meta=meta
+                "state", piece.kind, outs=recorder.note(piece.values, piece.kind), scope=piece.name, meta=place
             )
 
     def _finalize(self, finalize: Any, *args: Any, **kwargs: Any) -> Any:
