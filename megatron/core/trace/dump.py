@@ -18,21 +18,27 @@ def on_host(value: Any) -> Any:
     """A copy of any nesting with tensors of their own on the host; strides are kept. What is neither a tensor nor a
     plain value leaves its type's name."""
     if isinstance(value, torch.Tensor):
-        plain = value.detach()
-        copy = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype)
-        return copy.copy_(plain)
+        return _same_strides(value.detach())
     if isinstance(value, Mapping):
         return {key: on_host(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return (
-            type(value)(on_host(item) for item in value) if type(value) in (list, tuple) else tuple(map(on_host, value))
-        )
+        items = [on_host(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = all(isinstance(getattr(value, f.name), _PLAIN) for f in dataclasses.fields(value))
         return value if plain else {f.name: on_host(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, torch.memory_format | torch.layout):
         return str(value)  # neither can be pickled
     return value if isinstance(value, _PLAIN) else f"<{type(value).__name__}>"
+
+
+def _same_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """A host copy with the tensor's strides, expanded dimensions included."""
+    if tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.as_strided((span,), (1,)).cpu().clone()
+    return memory.as_strided(tensor.shape, tensor.stride(), 0)
 
 
 class Dump:

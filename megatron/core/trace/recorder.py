@@ -216,7 +216,8 @@ class Recorder:
         # The call may have added to the facts what it chose.
         facts = dict(meta or {})
         if saved is not None:
-            facts["dump"] = saved.finish(filled)
+            with self._unseen():
+                facts["dump"] = saved.finish(filled)
         self.event(kind, name, ins=before, outs=after, scope=scope, args=plain_arguments(ins), meta=facts)
         return result
 

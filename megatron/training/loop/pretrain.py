@@ -48,6 +48,8 @@ def run_training(run: Run, started: float) -> None:
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
     if run.tracing is not None:
         run.tracing.open(manifest)
+    if run.tracing is not None:
+        run.tracing.open(manifest)
     observers = _observers(run, manifest, start.position)
     try:
         with checkpoints.begin(manifest["trajectory"], run.step.schedule):
@@ -86,8 +88,8 @@ def _train(
         position = replace(position, iteration=iteration, consumed_train_samples=step.consumed_samples)
         last = iteration == training.train_iters
         garbage.after_step(iteration)
-        due = iteration >= (training.start_eval_at_iter or 0) and (last or iteration % training.eval_interval == 0)
-        if valid is not None and due:
+        started = iteration >= (training.start_eval_at_iter or 0)
+        if valid is not None and started and (last or iteration % training.eval_interval == 0):
             with garbage.around_evaluation():
                 position = _evaluate(run, valid, observers, position)
         reason = exits.reason_after(iteration, run.groups)

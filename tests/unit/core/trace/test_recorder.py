@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 
-from megatron.core.trace.dump import Dump
+from megatron.core.trace.dump import Dump, on_host
 from megatron.core.trace.flatten import named_tensors, plain_arguments
 from megatron.core.trace.format import Event, decode_event
 from megatron.core.trace.module_hooks import ModuleHooks
@@ -187,6 +188,36 @@ def test_dumped_arguments_repeat_the_result(tmp_path: Path):
     assert dumped == ["000000.pt"]
     content = torch.load(tmp_path / dumped[0])
     assert torch.equal(torch.mul(*content["arguments"]["args"]), content["results"])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).view(3, 4).t(),
+        torch.arange(3.0).view(3, 1).expand(3, 5),
+        torch.zeros(0, 2),
+        torch.tensor(2.0),
+    ],
+    ids=["transposed", "expanded", "empty", "scalar"],
+)
+def test_dumped_tensors_keep_values_and_strides(tensor: torch.Tensor):
+    copy = on_host({"x": [tensor]})["x"][0]
+    assert torch.equal(copy, tensor)
+    assert copy.stride() == tensor.stride()
+    assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
+
+
+def test_what_cannot_be_kept_leaves_its_name():
+    assert on_host((torch.contiguous_format, 3, object())) == ("torch.contiguous_format", 3, "<object>")
+
+
+def test_work_of_the_recorder_is_no_event(tmp_path: Path):
+    def work(recorder: Recorder) -> None:
+        x = torch.ones(3, 5).t()
+        recorder.around("kernel", "planted", lambda: x * 2, ins=[x], rows=True)
+
+    plain, dumped = recorded(work), recorded(work, dump=Dump(tmp_path, "", 1 << 20))
+    assert [e.name for e in plain] == [e.name for e in dumped] == ["aten.ones.default", "aten.mul.Tensor", "planted"]
 
 
 def test_dump_stops_at_its_limit(tmp_path: Path):
