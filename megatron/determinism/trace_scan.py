@@ -18,6 +18,7 @@ TRAVELS = ("collective", "sum")
 Streams = tuple[RankStream, RankStream]
 
 _SHOWN = 20
+_CARRIED = tuple(f'{{"e":"{kind}"'.encode() for kind in TRAVELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class RankScan:
     num_extra: Counter[tuple[str, Key]] = field(default_factory=Counter)
     cut: list[str] = field(default_factory=list)
     state: dict[tuple, tuple[str, str]] = field(default_factory=dict)
+    followed: set[bytes] = field(default_factory=set)
 
     def add_extra(self, run: str, key: Key, event: Event) -> None:
         """An event that only one run has; the first ones are kept."""
@@ -101,10 +103,14 @@ def scan_rank(rank: int, left: RankStream, right: RankStream, window: tuple[int,
             alone, name, stream = (one, "A", left) if other is None else (other, "B", right)
             for raw in alone.events:
                 scan.add_extra(name, alone.key, _decoded(raw, stream))
-        elif one.events == other.events and one.at["pass"] != "state":
-            scan.common += len(one.events)
-        else:
+        elif one.at["pass"] == "state":
             _compare(scan, one, other, (left, right), order)
+        elif one.events == other.events:
+            scan.common += len(one.events)
+        elif scan.first is None or not _alike(one, other):
+            _compare(scan, one, other, (left, right), order)
+        else:
+            _follow(scan, one, other, (left, right), order)
         last = [one.key if one else last[0], other.key if other else last[1]]
         order += len((one or other).events)
     # Where a file is cut off inside a segment, the rest of it in the other run is no difference.
@@ -167,6 +173,29 @@ def _compare(scan: RankScan, one: Segment, other: Segment, streams: Streams, ord
             place = (one.at["iteration"], a.name, a.scope, tuple(a.meta["shards"]), a.meta.get("start", 0))
             scan.state[place] = (a.outs[0].digest, b.outs[0].digest)
         _note_event(scan, one, a, b, order + i)
+
+
+def _alike(one: Segment, other: Segment) -> bool:
+    """Whether two segments have the same events, whatever the values."""
+    pairs = zip(one.events, other.events, strict=False)
+    return len(one.events) == len(other.events) and all(_head(a) == _head(b) for a, b in pairs)
+
+
+def _head(raw: bytes) -> bytes:
+    return raw[: raw.index(b',"i":')] if b',"i":' in raw else raw
+
+
+def _follow(scan: RankScan, one: Segment, other: Segment, streams: Streams, order: int) -> None:
+    """Behind the first mismatch: only what is carried to other ranks, and the first mismatch of each scope."""
+    for position, (a, b) in enumerate(zip(one.events, other.events, strict=True)):
+        scan.common += 1
+        if a == b:
+            continue
+        scope = a[: a.find(b',"n":')]
+        if scope in scan.followed and not a.startswith(_CARRIED) and b'"config"' not in a:
+            continue
+        scan.followed.add(scope)
+        _note_event(scan, one, _decoded(a, streams[0]), _decoded(b, streams[1]), order + position)
 
 
 def _note_event(scan: RankScan, segment: Segment, a: Event, b: Event, order: int) -> None:

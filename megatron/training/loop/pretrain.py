@@ -48,8 +48,6 @@ def run_training(run: Run, started: float) -> None:
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
     if run.tracing is not None:
         run.tracing.open(manifest)
-    if run.tracing is not None:
-        run.tracing.open(manifest)
     observers = _observers(run, manifest, start.position)
     try:
         with checkpoints.begin(manifest["trajectory"], run.step.schedule):
