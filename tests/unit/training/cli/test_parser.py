@@ -82,7 +82,7 @@ def test_last_of_repeated_flags_counts():
         (["--lr", "fast"], "given --lr fast; needed: a finite number; change: --lr"),
         (["--lr", "nan"], "given --lr nan; needed: a finite number; change: --lr"),
         (["--seed", "1.5"], "given --seed 1.5; needed: a whole number; change: --seed"),
-        (["--optimizer", "muon"], "given --optimizer muon; needed: one of adam; change: --optimizer"),
+        (["--optimizer", "muon"], "given --optimizer muon; needed: one of adam, sgd; change: --optimizer"),
         (["--lr"], "given --lr without a value; needed: a finite number"),
         (["--lr", "--bf16"], "given --lr without a value"),
         (["--data-path"], "given --data-path without a value; needed: some text"),
