@@ -17,8 +17,8 @@ from megatron.training.observe.curves import draw_curves, read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_BYTES = 8_000_000
 RANKS = 4
-TRAIN_ITERS = 30
-STOP_AT = 20
+TRAIN_ITERS = 18
+STOP_AT = 9
 
 MODEL = """
     --hybrid-layer-pattern {pattern} --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 8
@@ -30,31 +30,37 @@ MODEL = """
     --moe-token-dispatcher-type alltoall --moe-grouped-gemm
     --normalization RMSNorm --disable-bias-linear --squared-relu --untie-embeddings-and-output-weights
     --position-embedding-type none --attention-dropout 0.0 --hidden-dropout 0.0 --init-method-std 0.02
-    --seq-length 256 --max-position-embeddings 256 --micro-batch-size 1 --global-batch-size 8
-    --train-iters {iters} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 5
+    --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --global-batch-size 8
+    --train-iters {iters} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 3
     --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0 --seed 1234
-    --tokenizer-type ByteTokenizer --split 98,2,0 --eval-interval 20 --eval-iters 2 --log-interval 10
+    --tokenizer-type ByteTokenizer --split 98,2,0 --eval-interval 9 --eval-iters 1 --log-interval 6
     --use-distributed-optimizer --deterministic-mode
 """
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way of spreading the model over the ranks."""
+    """One way of spreading the model over the ranks; one that ``resumes`` is also stopped and resumed."""
 
     name: str
     pattern: str
     flags: str
+    resumes: bool = False
 
 
 LAYOUTS = (
     Layout(
         "TP2-EP2-DP2",
-        "ME*EM-ME/*E",
+        "ME*E-/*E",
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
         "--expert-tensor-parallel-size 1",
     ),
-    Layout("PP2-EP2-DP2", "ME*E|M-ME/*E", "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2"),
+    Layout(
+        "PP2-EP2-DP2",
+        "ME*|E-/*E",
+        "--pipeline-model-parallel-size 2 --expert-model-parallel-size 2",
+        resumes=True,
+    ),
 )
 
 
@@ -141,11 +147,9 @@ def main() -> int:
     good, curves = True, {}
     for layout in LAYOUTS:
         data, cache = folder / "data_text_document", folder / "cache"
-        legs = [
-            launch(layout, folder / layout.name / "launch1", data, cache),
-            launch(layout, folder / layout.name / "launch2", data, cache),
-            launch(layout, folder / layout.name / "launch3", data, cache, STOP_AT),
-        ]
+        legs = [launch(layout, folder / layout.name / f"launch{number}", data, cache) for number in (1, 2)]
+        if layout.resumes:
+            legs.append(launch(layout, folder / layout.name / "launch3", data, cache, STOP_AT))
         results = [compare(legs[0] / "fingerprint", leg / "fingerprint") for leg in legs[1:]]
         same = all(identical for identical, _ in results)
         train, _ = read_metrics(legs[0] / "metrics.jsonl")

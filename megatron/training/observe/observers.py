@@ -54,11 +54,21 @@ class LogLines:
 
 
 class MetricsFile:
-    """Appends one JSON object a step (and a validation) to ``metrics.jsonl``."""
+    """Writes one JSON object a step (and a validation) to ``metrics.jsonl``.
 
-    def __init__(self, folder: Path) -> None:
+    A run that starts after ``start_iteration`` keeps the records up to there and takes the place of later ones, which
+    another launch left.
+    """
+
+    def __init__(self, folder: Path, start_iteration: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        path = folder / "metrics.jsonl"
+        before = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in before if line.endswith("\n") and json.loads(line)["iteration"] <= start_iteration]
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text("".join(kept), encoding="utf-8")
+        unfinished.replace(path)
+        self._file = path.open("a", encoding="utf-8")
 
     def on_step(self, step: StepMetrics) -> None:
         """As ``Observer.on_step``."""
@@ -97,7 +107,7 @@ def build_observers(logging: LoggingConfig, shape: LogLineFormat, start_iteratio
         from megatron.training.observe.curves import CurvesPicture
 
         # The picture is drawn from the file, so it is told to close after it.
-        observers += [MetricsFile(Path(logging.run_dir)), CurvesPicture(Path(logging.run_dir))]
+        observers += [MetricsFile(Path(logging.run_dir), start_iteration), CurvesPicture(Path(logging.run_dir))]
     if logging.tensorboard_dir:
         _require_package("tensorboard", "--tensorboard-dir")
         from megatron.training.observe.tensorboard import TensorBoard

@@ -21,6 +21,7 @@ from megatron.core.config.errors import (
 )
 from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.cli.parser import parse
+from megatron.training.config.folder_rules import folder_problems
 from megatron.training.config.resolve import known_logical_layout, resolution_notes, resolve
 from megatron.training.config.resume_rules import (
     find_source,
@@ -66,6 +67,7 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     world_size = given.distributed.dry_run_world_size or launch.world_size
     problems += without_repeats(config_problems(given, world_size), parsed.doubtful)
     problems += environment_problems(environment, given.numerics)
+    problems += folder_problems(given)
     if problems:
         raise ConfigError(problems)
     config = resolve(given, world_size)
