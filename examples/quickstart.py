@@ -17,8 +17,8 @@ from megatron.training.observe.curves import draw_curves, read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_BYTES = 8_000_000
 RANKS = 4
-TRAIN_ITERS = 18
-STOP_AT = 9
+TRAIN_ITERS = 24
+STOP_AT = 12
 
 MODEL = """
     --hybrid-layer-pattern {pattern} --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 8
@@ -31,9 +31,9 @@ MODEL = """
     --normalization RMSNorm --disable-bias-linear --squared-relu --untie-embeddings-and-output-weights
     --position-embedding-type none --attention-dropout 0.0 --hidden-dropout 0.0 --init-method-std 0.02
     --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --global-batch-size 8
-    --train-iters {iters} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 3
+    --train-iters {iters} --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 5
     --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0 --seed 1234
-    --tokenizer-type ByteTokenizer --split 98,2,0 --eval-interval 9 --eval-iters 1 --log-interval 6
+    --tokenizer-type ByteTokenizer --split 98,2,0 --eval-interval 12 --eval-iters 1 --log-interval 6
     --use-distributed-optimizer --deterministic-mode
 """
 
