@@ -12,6 +12,8 @@ from megatron.determinism.trace_compare import trace_compare
 from tests.support.planted import FAULTS, run_planted
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 FLAGS = (
     "--hybrid-layer-pattern M*E --global-batch-size 2 --expert-model-parallel-size 2 --seq-length 32 "
     "--max-position-embeddings 32 --trace-level kernel --trace-iterations 2"

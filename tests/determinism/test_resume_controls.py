@@ -17,7 +17,7 @@ from megatron.training.observe.fingerprint import FINGERPRINT_FILE, differing_fi
 from tests.support.legs import run_legs
 
 # Legs in fresh processes: seconds where nothing else runs, minutes where much does.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WORDS = "--bf16 --hidden-dropout 0.1 --eval-interval 3"
 MIDDLE = 4
