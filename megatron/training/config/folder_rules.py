@@ -11,13 +11,13 @@ from megatron.training.config.run import RunConfig
 
 
 def folder_problems(config: RunConfig) -> list[Problem]:
-    """Paths that cannot be the folders they are named as; a folder that is not there yet is made later."""
+    """Paths that cannot be the folders they are named as; a folder that is not there yet is made later. ``--save`` is
+    tried by all ranks together when the run is built."""
     named = {
         "--run-dir": config.logging.run_dir,
         "--tensorboard-dir": config.logging.tensorboard_dir,
         "--fingerprint-dir": config.fingerprint.fingerprint_dir,
         "--trace-dir": config.trace.trace_dir,
-        "--save": config.checkpoint.save,
         "--load": config.checkpoint.load,
     }
     problems = []
