@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ import torch
 from megatron.core.config.errors import ConfigError
 from megatron.core.config.numerics import NumericsConfig
 from megatron.core.ops.catalog import ALL_OPS
+from megatron.core.ops.ranking import RANKING, fastest_first
 from megatron.core.ops.registry import Case, Guarantee, Op, OpSpec, Tolerance, Variant, build_table
+from megatron.training.setup.determinism import kept_promise
+from tests.architecture.sources import ROOT
 
 CPU = torch.device("cpu")
 STRICT = NumericsConfig(deterministic_mode=True)
@@ -41,9 +45,46 @@ def test_strict_runs_skip_what_promises_nothing():
     op = _op(_variant("fast", Guarantee.NONE), _variant("deterministic", Guarantee.RUN_TO_RUN))
     assert build_table([op], STRICT, CPU, torch.float32).chosen["double"].name == "deterministic"
     assert build_table([op], NumericsConfig(), CPU, torch.float32).chosen["double"].name == "fast"
-    fastest = NumericsConfig(deterministic_mode=True, op_variants="fastest")
-    table = build_table([op], fastest, CPU, torch.float32)
-    assert table.promise == Guarantee.NONE
+    for words in ("fastest", "double=fastest", "fastest,double=fast"):
+        fastest = NumericsConfig(deterministic_mode=True, op_variants=words)
+        assert build_table([op], fastest, CPU, torch.float32).promise == Guarantee.NONE
+    pinned = NumericsConfig(deterministic_mode=True, op_variants="fastest,double=deterministic")
+    assert build_table([op], pinned, CPU, torch.float32).chosen["double"].name == "deterministic"
+
+
+def test_fastest_goes_by_the_table_and_then_by_the_order_of_the_op(monkeypatch: pytest.MonkeyPatch):
+    names = ["a", "b", "c", "d"]
+    monkeypatch.setattr("megatron.core.ops.ranking.RANKING", {("double", "GPU 1"): ("gone", "c", "b")})
+    assert fastest_first("double", "GPU 1", names) == ["c", "b", "a", "d"]
+    assert fastest_first("double", "GPU 2", names) == names
+    monkeypatch.setattr("megatron.core.ops.ranking.RANKING", {("double", "cpu"): ("deterministic", "fast")})
+    op = _op(_variant("fast", Guarantee.NONE), _variant("deterministic", Guarantee.RUN_TO_RUN))
+    table = build_table([op], NumericsConfig(op_variants="fastest"), CPU, torch.float32)
+    assert table.chosen["double"].name == "deterministic"
+
+
+def test_ranked_variants_are_declared():
+    manifest = json.loads((ROOT / "tests/golden/op_manifest.json").read_text("utf-8"))
+    declared = {op: {variant["name"] for variant in variants} for op, variants in manifest.items()}
+    assert [row for row in RANKING if not set(RANKING[row]) <= declared[row[0]]] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "native"),
+    [
+        (None, False),
+        ("fastest", True),
+        ("float_sums=native", True),
+        ("double=fast", False),
+        ("fastest,float_sums=ordered", False),
+    ],
+)
+def test_sums_over_ranks_are_the_backends_only_where_asked_for(words: str | None, native: bool):
+    numerics = NumericsConfig(deterministic_mode=True, op_variants=words)
+    assert numerics.native_sums == native
+    op = _op(_variant("deterministic", Guarantee.RUN_TO_RUN), _variant("fast", Guarantee.NONE))
+    build_table([op], numerics, CPU, torch.float32)
+    assert kept_promise(numerics, Guarantee.RUN_TO_RUN) == ("NONE" if native else "RUN_TO_RUN")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +107,7 @@ def test_overrides_name_an_op_and_a_variant():
     op = _op(_variant("deterministic", Guarantee.RUN_TO_RUN), _variant("fast", Guarantee.NONE))
     chosen = NumericsConfig(deterministic_mode=True, op_variants="double=fast")
     assert build_table([op], chosen, CPU, torch.float32).promise == Guarantee.NONE
-    for wrong in ("double=slow", "triple=fast", "double"):
+    for wrong in ("double=slow", "triple=fast", "double", "float_sums=fast"):
         with pytest.raises(ConfigError):
             build_table([op], NumericsConfig(op_variants=wrong), CPU, torch.float32)
 

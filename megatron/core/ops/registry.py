@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from megatron.core.config.errors import ConfigError, Problem
-from megatron.core.config.numerics import NumericsConfig
+from megatron.core.config.numerics import FASTEST, FLOAT_SUMS, NATIVE, ORDERED, NumericsConfig
+from megatron.core.ops.ranking import fastest_first
 
 
 class Guarantee(enum.IntEnum):
@@ -177,15 +178,17 @@ class OpTable:
 
 
 def _overrides(text: str | None, ops: Mapping[str, Op]) -> tuple[dict[str, str], list[Problem]]:
-    wanted: dict[str, str] = {}
+    entries = [entry for entry in (text or "").split(",") if entry]
+    wanted = dict.fromkeys(ops, FASTEST) if FASTEST in entries else {}
     problems = []
-    for entry in (text or "").split(","):
+    for entry in entries:
         op, _, name = entry.partition("=")
-        if not entry or entry == "fastest":
+        if entry == FASTEST or (op == FLOAT_SUMS and name in (ORDERED, NATIVE)):
             continue
         if op not in ops:
-            problems.append(Problem(f"--op-variants {entry}", f"an op among {', '.join(sorted(ops))}", "--op-variants"))
-        elif name not in (names := [v.name for v in ops[op].variants]):
+            known = ", ".join([*sorted(ops), FLOAT_SUMS])
+            problems.append(Problem(f"--op-variants {entry}", f"an op among {known}", "--op-variants"))
+        elif name not in (names := [*(v.name for v in ops[op].variants), FASTEST]):
             problems.append(Problem(f"--op-variants {entry}", f"a variant among {', '.join(names)}", "--op-variants"))
         else:
             wanted[op] = name
@@ -196,19 +199,22 @@ def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.devic
     """Choose one variant per op for a device and an activation type.
 
     In deterministic mode the first variant that promises at least ``RUN_TO_RUN`` is taken; otherwise the first that
-    runs at all. ``--op-variants`` overrides single ops.
+    runs at all. ``--op-variants`` overrides single ops; ``fastest`` is the first by ``ranking.py``, whatever it
+    promises.
 
     Raises:
         ConfigError: an op has no variant that keeps the promise, or an override is unknown or cannot run here.
     """
     by_name = {op.spec.name: op for op in ops}
     wanted, problems = _overrides(numerics.op_variants, by_name)
-    strict = numerics.deterministic_mode and numerics.op_variants != "fastest"
-    need = Guarantee.RUN_TO_RUN if strict else Guarantee.NONE
+    need = Guarantee.RUN_TO_RUN if numerics.deterministic_mode else Guarantee.NONE
+    model = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else device.type
     chosen: dict[str, Variant] = {}
     for name, op in by_name.items():
         runs = [v for v in op.variants if device.type in v.guarantee and dtype in v.dtypes]
-        if name in wanted:
+        if wanted.get(name) == FASTEST:
+            fit = [op.variant(first) for first in fastest_first(name, model, [v.name for v in runs])]
+        elif name in wanted:
             fit = [v for v in runs if v.name == wanted[name]]
         else:
             fit = [v for v in runs if v.guarantee[device.type] >= need]

@@ -53,8 +53,9 @@ def help_text(program: str) -> str:
         f"usage: {program} FLAGS",
         "",
         *textwrap.wrap(
-            "Flags have Megatron's names and meaning and are spelt out in full. Other flags of Megatron's are taken "
-            "with a warning or refused with a reason.",
+            "Flags have Megatron's names and meaning and are spelt out in full; the last of repeated "
+            "flags counts, and --no-x takes back a switch --x. Other flags of Megatron's are taken with a warning or "
+            "refused with a reason.",
             _HELP_WIDTH,
         ),
     ]

@@ -1,7 +1,8 @@
 """From the command line to ``RunConfig``: flags are made from the dataclasses' fields, never written by hand.
 
 Megatron's conventions: bare switches, ``--no-x`` and ``--disable-x`` for a switch that is on by default, several values
-for a tuple, no abbreviations, the last of repeated flags counts. Nothing here loads torch.
+for a tuple, no abbreviations, the last of repeated flags counts. ``--no-x`` also takes back a bare switch ``--x`` that
+stands before it, for instance in a script that adds flags behind its own. Nothing here loads torch.
 """
 
 from __future__ import annotations
@@ -131,17 +132,25 @@ class _Reading:
             self._take_ours(word, word.spelling)
         elif (legacy := MEGATRON_FLAGS.find(word.spelling)) is not None:
             self._take_legacy(word, legacy)
+        elif (switch := self._taken_back(word.spelling)) is not None:
+            self._take_ours(word, switch, back=True)
         else:
             problem, names = unknown_flag(word.spelling, (*self.flags, *MEGATRON_FLAGS.spellings))
             self.problems.append(problem)
             self.doubtful.update(names)
 
-    def _take_ours(self, word: _Word, spelling: str) -> None:
+    def _taken_back(self, spelling: str) -> str | None:
+        """The bare switch that ``--no-x`` takes back; ``None`` where it is no such thing."""
+        switch = "--" + spelling.removeprefix("--no-")
+        flag = self.flags[switch][1] if spelling.startswith("--no-") and switch in self.flags else None
+        return switch if flag is not None and flag.is_switch and not flag.negates else None
+
+    def _take_ours(self, word: _Word, spelling: str, *, back: bool = False) -> None:
         group, flag = self.flags[spelling]
         before = len(self.problems)
         if flag.is_switch:
             self._expect(word, "0", "no value")
-            value: Any = not flag.negates
+            value: Any = not (flag.negates or back)
         elif flag.repeated:
             texts = self._expect(word, "+", value_shape(flag))
             value = tuple(self._convert(flag, word.spelling, text) for text in texts)

@@ -173,7 +173,7 @@ def agreed_digest(splits: Splits, groups: ProcessGroups) -> str:
 
 def _float_sums(config: RunConfig, ops: OpTable) -> FloatSums:
     """Ordered sums, unless the fastest of everything was asked for as the baseline of a cost comparison."""
-    return NativeSums() if config.numerics.op_variants == "fastest" else OrderedSums(ops["blocked_fold"])
+    return NativeSums() if config.numerics.native_sums else OrderedSums(ops["blocked_fold"])
 
 
 def _split_sizes(config: RunConfig) -> tuple[int, int, int]:

@@ -55,14 +55,14 @@ def pin_arithmetic(numerics: NumericsConfig) -> None:
     """Set every switch of ``pinned_switches.SWITCHES``; nothing without deterministic mode.
 
     Sums over ranks of floating-point numbers are left to ``ordered_reduce``: a backend that is asked for one raises,
-    except where the fastest of everything was asked for, which sums that way.
+    except where --op-variants asks for the backend's sums.
     """
     if not numerics.deterministic_mode:
         return
     for switch in SWITCHES:
         if torch.cuda.is_available() or not switch.cuda:
             _write(switch)
-    if numerics.op_variants != "fastest":
+    if not numerics.native_sums:
         refuse_float_sums()
 
 
@@ -72,8 +72,10 @@ def switches() -> dict[str, object]:
 
 
 def kept_promise(numerics: NumericsConfig, weakest: Guarantee) -> str:
-    """Name of what a run promises: the weakest guarantee among its ops, nothing where torch's switches are not set."""
-    return (weakest if numerics.deterministic_mode else Guarantee.NONE).name
+    """Name of what a run promises: the weakest guarantee among its ops, nothing where torch's switches are not set or
+    the backend adds over ranks."""
+    kept = numerics.deterministic_mode and not numerics.native_sums
+    return (weakest if kept else Guarantee.NONE).name
 
 
 def _in_use() -> frozenset[str]:

@@ -57,6 +57,13 @@ def test_switch_that_is_on_has_both_negative_spellings(spelling: str):
     assert problems("--mmap-bin-files")
 
 
+def test_bare_switch_can_be_taken_back():
+    assert not parse_run_config(["--deterministic-mode", "--no-deterministic-mode"]).numerics.deterministic_mode
+    assert parse_run_config(["--no-deterministic-mode", "--deterministic-mode"]).numerics.deterministic_mode
+    for wrong in (["--no-lr"], ["--no-deterministic-mode", "1"], ["--no-no-mmap-bin-files"]):
+        assert problems(*wrong)
+
+
 def test_value_behind_an_equals_sign():
     config = parse_run_config(["--lr=1e-3", "--hybrid-layer-pattern=--M", "--data-path=a", "b"])
     assert (config.optimizer.lr, config.model.hybrid_layer_pattern) == (1e-3, "--M")
