@@ -79,6 +79,10 @@ def _files(folder: Path) -> str:
     return str(folder / "data")
 
 
+def _plant_id_beyond(prefix: str) -> None:
+    write_documents(prefix, [np.full(300, 600) if i == 7 else np.arange(300) for i in range(40)], vocab_size=1000)
+
+
 @pytest.mark.parametrize("fault", ["missing", "truncated index", "truncated data", "foreign index", "id beyond"])
 def test_damaged_data_ends_with_3_and_names_the_file(fault: str, tmp_path: Path) -> None:
     prefix = _files(tmp_path)
@@ -92,13 +96,34 @@ def test_damaged_data_ends_with_3_and_names_the_file(fault: str, tmp_path: Path)
     elif fault == "foreign index":
         index.write_bytes(b"SOMETHING" + index.read_bytes()[9:])
     else:
-        write_documents(prefix, [np.full(300, 600) if i == 7 else np.arange(300) for i in range(40)], vocab_size=1000)
+        _plant_id_beyond(prefix)
     flags = f"{MODEL} --split 100,0,0 --data-path {prefix} --data-cache-path {tmp_path}/cache --train-iters 60"
     done = launch(1, flags, without=("--mock-data",))
     assert done.returncode == 3, done.stdout[-1500:] + done.stderr[-1500:]
     assert prefix in done.stderr
     if fault == "id beyond":
         assert all(word in done.stderr for word in ("600", "document 7", "509")), done.stderr
+
+
+def test_an_id_beyond_the_vocabulary_stops_every_rank_by_itself(tmp_path: Path) -> None:
+    """The launcher looks again only when all ranks have long ended, so it has none to kill."""
+    prefix = _files(tmp_path)
+    _plant_id_beyond(prefix)
+    start = time.monotonic()
+    done = launch(
+        2,
+        f"--hybrid-layer-pattern 'ME|*-' --pipeline-model-parallel-size 2 --global-batch-size 4 --split 100,0,0 "
+        f"--data-path {prefix}",
+        without=("--mock-data",),
+        launcher=("--monitor-interval", "20"),
+    )
+    assert time.monotonic() - start < 90
+    assert done.returncode == 1
+    assert done.stderr.count("exitcode  : 3") == 2, done.stderr[-3000:]
+    assert "Signal" not in done.stderr
+    assert f"error on rank 0: {prefix}.bin: token id 600 at position 0 of document 7" in done.stderr
+    assert "509 ids; change --data-path, or --tokenizer-type" in done.stderr
+    assert "error on rank 1: another rank stopped at the data" in done.stderr
 
 
 def test_a_port_in_use_ends_quickly() -> None:

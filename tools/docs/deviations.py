@@ -85,6 +85,12 @@ DEVIATIONS = (
         "arrays are trusted as they are",
     ),
     (
+        "token ids outside the vocabulary",
+        "anywhere in a data file of the run: refused at the start; a new .bin is read whole once (a second or so a "
+        "gigabyte), and what was found is kept beside the index cache",
+        "found by the embedding, if at all, when a batch holds one",
+    ),
+    (
         "checkpointed weights",
         "the fp32 masters",
         "the working weights, and masters with the optimizer",

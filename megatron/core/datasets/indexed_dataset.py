@@ -20,6 +20,8 @@ from megatron.core.datasets.index_format import read_index, token_dtype, write_i
 
 __all__ = ["IndexedDataset", "IndexedDatasetBuilder", "TokenSource", "bin_path", "idx_path", "token_dtype"]
 
+# Tokens of a .bin file looked at together.
+_SCAN_TOKENS = 1 << 22
 # Documents kept as Python numbers by a builder before they become arrays, which hold a tenth of the memory.
 _SETTLE_AT = 1 << 16
 
@@ -81,7 +83,9 @@ class IndexedDataset:
             near = next((p for p in _other_spellings(prefix) if idx_path(p).is_file()), None)
             hint = f"; there is a data set {near}" if near else ""
             raise DamagedInputError(f"{' and '.join(missing)}: no such file; the data set {prefix} needs both{hint}")
-        self._index = read_index(self._idx, self._bin.stat().st_size)
+        state = self._bin.stat()
+        self._modified_ns = state.st_mtime_ns
+        self._index = read_index(self._idx, state.st_size)
         self._file = self._bin.open("rb", buffering=0)
         self._tokens: NDArray | None = None
         if mmap_bin and self._index.num_tokens:
@@ -146,6 +150,36 @@ class IndexedDataset:
     def document_of(self, sequence: int) -> int:
         """Number of the document that a sequence belongs to."""
         return int(np.searchsorted(self._index.documents, sequence, side="right")) - 1
+
+    def place_of(self, token: int) -> tuple[int, int]:
+        """Sequence that holds a token of the .bin file, counted from 0, and the token's position in it."""
+        sequence = int(np.searchsorted(self._index.pointers, token * self.dtype.itemsize, side="right")) - 1
+        return sequence, token - int(self._index.pointers[sequence]) // self.dtype.itemsize
+
+    def id_range(self) -> NDArray[np.int64]:
+        """int64 [2, 2]: the least id and the number of the first token that has it, then the same of the largest id.
+        Reads the whole .bin file; an empty one has no rows.
+
+        Raises:
+            DamagedInputError: its length has changed since it was opened.
+        """
+        rows: list[list[int]] = []
+        start = 0
+        with self._bin.open("rb") as file:
+            while len(block := np.fromfile(file, self.dtype, _SCAN_TOKENS)):
+                least, largest = int(block.min()), int(block.max())
+                if not rows or least < rows[0][0]:
+                    rows[:1] = [[least, start + int(block.argmin())]]
+                if len(rows) < 2 or largest > rows[1][0]:
+                    rows[1:] = [[largest, start + int(block.argmax())]]
+                start += len(block)
+        if start != self.num_tokens:
+            raise DamagedInputError(f"{self._bin}: {start} tokens now, {self.num_tokens} when it was opened")
+        return np.array(rows, np.int64).reshape(-1, 2)
+
+    def file_digest(self) -> str:
+        """SHA-256 over ``content_digest`` and the time the .bin file was last written: differs where the tokens do."""
+        return hashlib.sha256(f"{self._digest} {self._modified_ns}".encode()).hexdigest()
 
     @functools.cached_property
     def _digest(self) -> str:

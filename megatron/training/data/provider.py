@@ -36,6 +36,7 @@ from megatron.core.datasets.splits import (
     parse_split,
     split_matrix,
 )
+from megatron.core.datasets.token_range import RANGE_NAMES, require_ids_within
 from megatron.core.tokenizers.base import NO_PAD, Tokenizer, loss_pad_id
 from megatron.core.tokenizers.build import build_tokenizer
 from megatron.training.config.data import DataConfig, TokenizerConfig
@@ -93,38 +94,48 @@ def build_datasets(
 ) -> Splits:
     """Train, valid and test data; called by every rank with the same arguments but ``turn``.
 
-    The first rank of the run writes the indices into the cache. Then the first rank of each machine does, where it does
-    not find them: the folder may be on a disk of each machine. Then the others map them. After each turn all ranks
-    meet: ``meet(failed)`` returns on every rank whether it was true on any. What is wrong with files, splits and
-    folders is found by every rank by itself before that, and no rank waits for one that has stopped.
+    Every rank opens and checks the files. The first rank of the run writes the indices into the cache and looks for
+    ids outside the vocabulary, which reads a data set whole when it is new. Then the first rank of each machine does,
+    where the cache does not have them: the folders may be on a disk of each machine. Then the others map the indices.
+    After each of the four all ranks meet: ``meet(failed)`` returns on every rank whether it was true on any, so that
+    all of them stop for what one has found.
 
     Args:
         tokenizer: bounds the ids and names eod and pad; without one ids are not checked and no loss is masked.
         sizes: samples asked of train, valid and test; ``None`` for one epoch, 0 for none. See ``requested_sizes``.
-        use_cache: off, indices are made in memory by every rank and no file is written.
+        use_cache: off, indices are made in memory by every rank, no file is written, and ids are only checked in the
+            samples that are read.
 
     Raises:
         ConfigError: no data for a split that was asked for (an empty test split is only reported in ``absent``), a
             cache folder that cannot be written, or settings that contradict each other.
-        DamagedInputError: a data file is missing or damaged, or another rank has failed.
+        DamagedInputError: a data file is missing or damaged or holds ids outside the vocabulary, or another rank has
+            failed.
     """
-    plans = _plan(config, tokenizer, sequence_length=sequence_length, sizes=sizes)
-    maker = _Maker(config, tokenizer, sequence_length, seed, use_cache=use_cache)
-    for entry in maker.entries(plans.present):
-        entry.require_usable_folder()
     failure: ConfigError | DamagedInputError | OSError | None = None
+    try:
+        plans = _plan(config, tokenizer, sequence_length=sequence_length, sizes=sizes)
+        maker = _Maker(config, tokenizer, sequence_length, seed, use_cache=use_cache)
+        for entry in maker.entries(plans.present):
+            entry.require_usable_folder()
+    except (ConfigError, DamagedInputError, OSError) as error:
+        failure = error
+    _stop_together(failure, meet)
     built: dict[str, Dataset] = {}
-    for builder in ("run", "machine"):
+    for builder in ("run", "machine", "others"):
         if turn == builder:
             try:
-                built = maker.build_all(plans.present, build_here=True)
+                built = maker.build_all(plans.present, build_here=turn != "others")
             except (ConfigError, DamagedInputError, OSError) as error:
                 failure = error
-        if meet(failure is not None):
-            raise failure or DamagedInputError("the sample indices could not be made by another rank, which says why")
-    if turn == "others":
-        built = maker.build_all(plans.present, build_here=False)
+        _stop_together(failure, meet)
     return Splits(**{name: built.get(name) for name in SPLIT_NAMES}, absent=plans.absent)
+
+
+def _stop_together(failure: ConfigError | DamagedInputError | OSError | None, meet: Callable[[bool], bool]) -> None:
+    """Raise where any rank has failed: its own failure on a rank that has one."""
+    if meet(failure is not None):
+        raise failure or DamagedInputError("another rank stopped at the data and says why")
 
 
 def data_digest(splits: Splits) -> str:
@@ -244,10 +255,18 @@ def _read_per_split(path: str) -> tuple[Sequence[str] | None, ...]:
 def _open(config: DataConfig, tokenizer: Tokenizer | None, sources: _Sources) -> dict[str, TokenSource]:
     if not config.uses_mock_data:
         prefixes = sources_needed(sources.blends)
-        return {prefix: IndexedDataset(prefix, mmap_bin=config.mmap_bin_files) for prefix in prefixes}
+        return {prefix: _open_files(prefix, config) for prefix in prefixes}
     if tokenizer is None:
         raise ConfigError([Problem("mock data without a tokenizer", "the size of the vocabulary", "--tokenizer-type")])
     return {"": MockDocuments(tokenizer.vocab_size, tokenizer.eod)}
+
+
+def _open_files(prefix: str, config: DataConfig) -> IndexedDataset:
+    try:
+        return IndexedDataset(prefix, mmap_bin=config.mmap_bin_files)
+    except DamagedInputError as error:
+        flags = " or ".join(config.given_sources())
+        raise DamagedInputError(f"{error}; change {flags}, or make the data set again") from error
 
 
 class _Maker:
@@ -274,14 +293,37 @@ class _Maker:
         return [entry for entry in found if entry is not None]
 
     def build_all(self, plans: Mapping[str, SplitPlan], *, build_here: bool) -> dict[str, Dataset]:
-        """Members by several threads, then the blends over them, by split name."""
+        """Members by several threads, then the blends over them, by split name. Who builds looks at the ids first."""
         jobs = [(name, member) for name, plan in plans.items() for member in plan.members]
         with ThreadPoolExecutor(max_workers=self._config.num_dataset_builder_threads) as pool:
+            if build_here and self._use_cache:
+                sources = {member.source.name: member.source for _, member in jobs}
+                list(pool.map(self._require_ids, sources.values()))
             members = iter(list(pool.map(lambda job: self._member(*job, build_here=build_here), jobs)))
         return {
             name: self._split(name, plan, [next(members) for _ in plan.members], build_here)
             for name, plan in plans.items()
         }
+
+    def _require_ids(self, source: TokenSource) -> None:
+        vocab_size = self._rules.vocab_size
+        if vocab_size is None or not isinstance(source, IndexedDataset):
+            return
+        key, description = cache_key({"class": "TokenRange", "dataset_path": source.path})
+        cache = CacheEntry(
+            folder=self._folder(source),
+            stem=f"{key}-TokenRange",
+            description=description,
+            content=source.file_digest(),
+            names=RANGE_NAMES,
+        )
+        flags = " or ".join(self._config.given_sources())
+        tokenizer = "--tokenizer-type, --tokenizer-model or --vocab-size to what the data was made with"
+        require_ids_within(source, vocab_size, cache, f"change {flags}, or {tokenizer}")
+
+    def _folder(self, source: TokenSource) -> Path:
+        """Where the cache of a data set that lies in files is."""
+        return Path(self._config.data_cache_path or f"{source.path}/cache/GPTDataset_indices")
 
     def _member(self, name: str, plan: MemberPlan, *, build_here: bool) -> GPTDataset:
         def build() -> Mapping[str, NDArray]:
@@ -318,15 +360,12 @@ class _Maker:
         }
 
     def _member_entry(self, name: str, plan: MemberPlan) -> CacheEntry | None:
-        folder = self._config.data_cache_path
-        if folder is None and plan.source.path is not None:
-            folder = f"{plan.source.path}/cache/GPTDataset_indices"
-        if folder is None or not self._use_cache:
+        if not self._use_cache or (self._config.data_cache_path is None and plan.source.path is None):
             return None
         identity = self._identity(name, plan)
         key, description = cache_key(identity)
         return CacheEntry(
-            folder=Path(folder),
+            folder=self._folder(plan.source),
             stem=f"{key}-{identity['class']}-{name}",
             description=description,
             content=plan.source.content_digest(),

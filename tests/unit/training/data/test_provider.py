@@ -57,7 +57,8 @@ def test_cache_is_made_beside_the_data_and_used(data: SelfData):
     folder = Path(data.prefix) / "cache" / "GPTDataset_indices"
     names = {p.name.split("-", 1)[1] for p in folder.iterdir()}
     affixes = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy", "checksums.json")
-    assert names == {f"GPTDataset-{s}-{a}" for s in ("train", "valid", "test") for a in affixes}
+    ranges = {f"TokenRange-{a}" for a in ("description.txt", "token_range.npy", "checksums.json")}
+    assert names == {f"GPTDataset-{s}-{a}" for s in ("train", "valid", "test") for a in affixes} | ranges
     times = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
     second = _build(config, turn="others")
     assert data_digest(first) == data_digest(second)
@@ -148,14 +149,18 @@ def test_failure_of_one_builder_ends_all(data: SelfData, tmp_path: Path, monkeyp
     found = _Meeting().run(dict.fromkeys(TURNS, config))
     assert found["run"].endswith("cache: planted")
     assert found["machine"] == found["others"]
-    assert "could not be made by another rank" in found["others"]
+    assert "another rank stopped at the data" in found["others"]
 
 
-def _never(failed: bool) -> bool:
-    pytest.fail("waited for the others")
+def test_what_one_rank_cannot_open_ends_all(data: SelfData, tmp_path: Path):
+    """A machine whose own disk lacks the files: the other ranks must not wait for it."""
+    good, bad = DataConfig(data_path=(data.prefix,)), DataConfig(data_path=(str(tmp_path / "none"),))
+    found = _Meeting().run({"run": good, "machine": good, "others": bad})
+    assert "none.idx and" in found["others"] and "change --data-path" in found["others"]
+    assert found["run"] == found["machine"] == "DamagedInputError: another rank stopped at the data and says why"
 
 
-def test_refused_before_the_barrier(data: SelfData, tmp_path: Path):
+def test_refused_at_the_first_meeting(data: SelfData, tmp_path: Path):
     (tmp_path / "file").touch()
     cases = [
         (DataConfig(data_path=(str(tmp_path / "none"),)), DamagedInputError, "none.idx"),
@@ -173,9 +178,11 @@ def test_refused_before_the_barrier(data: SelfData, tmp_path: Path):
         (DataConfig(valid_data_path=(data.prefix,)), ConfigError, "no train data .*--train-data-path"),
     ]
     for config, error, message in cases:
-        for turn in ("run", "machine", "others"):
+        for turn in TURNS:
+            met: list[bool] = []
             with pytest.raises(error, match=message):
-                _build(config, turn=turn, meet=_never)
+                _build(config, turn=turn, meet=lambda failed, met=met: met.append(failed) or failed)
+            assert met == [True]
 
 
 def test_split_that_is_absent_says_why(data: SelfData):
@@ -193,7 +200,7 @@ def test_empty_data_set_is_refused(tmp_path: Path):
     write_documents(str(tmp_path / "hollow"), [[], []])
     for name in ("empty", "hollow"):
         with pytest.raises(ConfigError, match="no train data"):
-            _build(DataConfig(data_path=(str(tmp_path / name),), split="1"), sizes=(5, 0, 0), meet=_never)
+            _build(DataConfig(data_path=(str(tmp_path / name),), split="1"), sizes=(5, 0, 0))
 
 
 def test_order_follows_seed_and_samples_only(data: SelfData, tmp_path: Path):
@@ -242,7 +249,7 @@ def test_blend_with_a_member_that_is_empty_in_a_split(tmp_path: Path):
     valid = _build(DataConfig(data_path=(one, many), split="9,1,0"), sizes=(20, 5, 0)).valid
     assert [member.source.path for member in valid.members] == [many]
     with pytest.raises(ConfigError, match=r"no valid data \(.*/one: .*hold no tokens"):
-        _build(DataConfig(data_path=("1", one, "1", many), split="9,1,0"), sizes=(20, 5, 0), meet=_never)
+        _build(DataConfig(data_path=("1", one, "1", many), split="9,1,0"), sizes=(20, 5, 0))
 
 
 def test_data_per_split_and_from_files(data: SelfData, tmp_path: Path):
@@ -289,13 +296,24 @@ def test_reading_the_file_in_pieces_changes_nothing(data: SelfData, mapped: bool
     assert data_digest(splits) == data_digest(_build(DataConfig(data_path=(data.prefix,), split="1"), sizes=(20, 0, 0)))
 
 
-def test_id_outside_the_vocabulary_stops_with_document_and_path(tmp_path: Path):
+@pytest.mark.parametrize("turn", ["run", "machine"])
+def test_id_outside_the_vocabulary_stops_before_a_sample_is_read(tmp_path: Path, turn: str):
+    """Whether a sample of the run would hold it or not: document 1 is in no split that is asked for."""
+    write_documents(str(tmp_path / "d"), [[1] * 99, [2, 600, 3] * 3])
+    config = DataConfig(data_path=(str(tmp_path / "d"),), split="1,1", data_cache_path=str(tmp_path / "cache"))
+    message = r"/d.bin: token id 600 at position 1 of document 1 is outside .* of 512 ids; change --data-path"
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(DamagedInputError, match=message):
+            _build(config, sizes=(4, 0, 0), tokenizer=NullTokenizer(512), turn=turn)
+    assert len(_build(config, sizes=(4, 0, 0), tokenizer=NullTokenizer(601), turn=turn).train) >= 4
+
+
+def test_without_cache_ids_are_checked_in_samples(tmp_path: Path):
     write_documents(str(tmp_path / "d"), [[1] * 9, [2, 600, 3] * 3])
-    splits = _build(
-        DataConfig(data_path=(str(tmp_path / "d"),), split="1"), sizes=(4, 0, 0), tokenizer=NullTokenizer(512)
-    )
+    config = DataConfig(data_path=(str(tmp_path / "d"),), split="1")
+    train = _build(config, sizes=(4, 0, 0), tokenizer=NullTokenizer(512), use_cache=False).train
     with pytest.raises(DamagedInputError, match=r"/d: token id 600 at position 1 of document 1 .* 512 ids"):
-        [splits.train[i] for i in range(len(splits.train))]
+        [train[i] for i in range(len(train))]
 
 
 def test_tokenizer_from_settings():
