@@ -222,13 +222,10 @@ LOGGING = (
     ),
     FlagFamily(
         kind="refused",
-        reason="profiling, straggler watch and memory history are not built",
-        change="leave it out; an outside profiler can be wrapped around the command",
-        switches="--profile --use-pytorch-profiler --record-memory-history --log-straggler "
-        "--disable-straggler-on-startup --nvtx-ranges",
-        values="--profile-step-start --profile-step-end --memory-snapshot-path --straggler-ctrlr-port "
-        "--straggler-minmax-count",
-        lists="--profile-ranks",
+        reason="straggler watch, memory history and ranges for outside profilers are not built",
+        change="leave it out; --profile --use-pytorch-profiler says where the time of a step goes",
+        switches="--record-memory-history --log-straggler --disable-straggler-on-startup --nvtx-ranges",
+        values="--memory-snapshot-path --straggler-ctrlr-port --straggler-minmax-count",
     ),
 )
 

@@ -14,6 +14,7 @@ from megatron.core.config.parallel import ModelParallelConfig
 from megatron.core.config.transformer import TransformerConfig
 from megatron.training.config.checkpoint import CheckpointConfig
 from megatron.training.config.data import DataConfig, TokenizerConfig
+from megatron.training.config.profile import ProfileConfig
 from megatron.training.config.trace import TraceConfig
 from megatron.training.config.training import (
     DistributedConfig,
@@ -41,6 +42,7 @@ class RunConfig:
     logging: LoggingConfig = LoggingConfig()
     fingerprint: FingerprintConfig = FingerprintConfig()
     trace: TraceConfig = TraceConfig()
+    profile: ProfileConfig = ProfileConfig()
 
     def with_effect(self, effect: Effect) -> dict[str, dict[str, Any]]:
         """Values of the fields that have the given effect, by group and field name."""

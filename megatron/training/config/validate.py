@@ -8,6 +8,7 @@ from megatron.core.config.errors import ConfigError, Problem
 from megatron.training.config.bounds import flag_of, missing_problems, range_problems, with_defaults
 from megatron.training.config.layout_rules import layout_problems
 from megatron.training.config.model_rules import model_problems
+from megatron.training.config.profile import profile_problems
 from megatron.training.config.resolve import resolve
 from megatron.training.config.run import RunConfig
 from megatron.training.config.trace import trace_problems
@@ -29,6 +30,7 @@ def config_problems(given: RunConfig, world_size: int) -> list[Problem]:
         *layout_problems(config, world_size),
         *training_problems(usable, config),
         *trace_problems(given.trace, world_size),
+        *profile_problems(given.profile, given.logging.run_dir, world_size),
     ]
     doubtful = [flag_of(given, group, name) for group, name in wrong]
     return [*wrong.values(), *dict.fromkeys(without_repeats(rules, doubtful))]

@@ -22,6 +22,7 @@ from megatron.training.observe.flops import flops_per_sample
 from megatron.training.observe.log_line import LogLineFormat
 from megatron.training.observe.observers import Observer, build_observers
 from megatron.training.observe.run_manifest import write_json
+from megatron.training.observe.step_profile import StepProfiler
 from megatron.training.setup.distributed import stop_process_group
 from megatron.training.setup.environment import find_launch, read_environment
 
@@ -75,10 +76,13 @@ def _train(
     valid = run.reader(run.splits.valid) if run.splits.valid is not None and training.eval_interval else None
     checkpoints.restore_generators()
     garbage = GarbageControl(training)
+    groups = run.groups
+    profiler = StepProfiler(run.config.profile, run.config.logging.run_dir, groups.world.rank, groups.device)
     if training.skip_train:
         _evaluate(run, valid, observers, position)
     for iteration in _iterations(training, position):
-        step = run.step.run(reader, iteration, position.consumed_train_samples)
+        with profiler.step(iteration):
+            step = run.step.run(reader, iteration, position.consumed_train_samples)
         if fingerprints is not None:
             fingerprints.on_step(step, reader)
         for observer in observers:
@@ -90,12 +94,13 @@ def _train(
         if valid is not None and started and (last or iteration % training.eval_interval == 0):
             with garbage.around_evaluation():
                 position = _evaluate(run, valid, observers, position)
-        reason = exits.reason_after(iteration, run.groups)
+        reason = exits.reason_after(iteration, groups)
         checkpoints.after_step(position, leaving=reason is not None)
         if reason is not None:
-            if run.groups.world.is_first:
+            if groups.world.is_first:
                 print(f"exiting program {reason}", flush=True)
             break
+    profiler.close()
     garbage.release()
     if not training.skip_train:
         checkpoints.after_step(position, leaving=True)
