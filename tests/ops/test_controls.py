@@ -37,12 +37,11 @@ def _drifting():
     return rms_norm
 
 
-def _unwritten(x, weight, counts, *, transposed=False):
+def _unwritten(x, weight, ends, *, transposed=False):
     """Forgets the rows of the last expert."""
     out = torch.empty(x.shape[0], weight.shape[2 if transposed else 1])
-    kept = (*counts[:-1], 0)
-    rows = sum(kept)
-    out[:rows] = _reference("grouped_gemm")(x[:rows], weight, kept, transposed=transposed)
+    rows = int(ends[-2]) if len(ends) > 1 else 0
+    out[:rows] = _reference("grouped_gemm")(x[:rows], weight, ends.clamp(max=rows), transposed=transposed)
     return out
 
 

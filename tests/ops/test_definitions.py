@@ -172,9 +172,10 @@ def test_pieces_of_rows_do_not_show(monkeypatch):
         assert torch.equal(pieced_grad.cross_entropy_grad(logits, target, 11, log_z, dloss), want_grad)
 
 
-def test_grouped_gemm_refuses_counts_that_do_not_fit():
-    with pytest.raises(ValueError, match="counts"):
-        grouped_gemm(torch.zeros(3, 2), torch.zeros(2, 4, 2), (1, 1))
+@pytest.mark.parametrize("ends", [(1, 2), (3,), (4, 3)])
+def test_grouped_gemm_refuses_ends_that_do_not_fit(ends):
+    with pytest.raises(ValueError, match="ends"):
+        grouped_gemm(torch.zeros(3, 2), torch.zeros(2, 4, 2), torch.tensor(ends, dtype=torch.int32))
 
 
 def test_prefix_sum():

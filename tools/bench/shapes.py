@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.grouped_gemm.spec import ends_of
 
 TOKENS, HIDDEN, EXPERT_WIDTH, COPIES = 8192, 2688, 1856, 6
 
@@ -43,11 +44,11 @@ def _row_map(tokens: int, copies: int) -> torch.Tensor:
     return rows.view(tokens, copies)
 
 
-def _ragged(rows: int, experts: int) -> tuple[int, ...]:
-    """Counts that add up to ``rows``, between half and one and a half times the mean."""
+def _ragged(rows: int, experts: int) -> torch.Tensor:
+    """Where experts' rows end; their counts add up to ``rows``, between half and one and a half times the mean."""
     step = rows // experts
     counts = [step + (step // 2) * (1 if e % 2 else -1) * (e % 5) // 4 for e in range(experts - 1)]
-    return (*counts, rows - sum(counts))
+    return ends_of((*counts, rows - sum(counts)), torch.device("cuda"))
 
 
 def ssd_scan() -> list[Workload]:
@@ -99,12 +100,12 @@ def grouped_gemm() -> list[Workload]:
     """Forward and dgrad of the experts' first layer."""
     rows, out = 65536, []
     for experts in (32, 128):
-        counts = _ragged(rows, experts)
+        ends = _ragged(rows, experts)
         weight = _normal(experts, EXPERT_WIDTH, HIDDEN, scale=0.02)
         flops = 2.0 * rows * HIDDEN * EXPERT_WIDTH
-        args = (_normal(rows, HIDDEN), weight, counts)
+        args = (_normal(rows, HIDDEN), weight, ends)
         out.append(Workload(label=f"E{experts} forward", args=args, flops=flops))
-        args = (_normal(rows, EXPERT_WIDTH), weight, counts)
+        args = (_normal(rows, EXPERT_WIDTH), weight, ends)
         out.append(Workload(label=f"E{experts} dgrad", args=args, kwargs={"transposed": True}, flops=flops))
     return out
 
@@ -184,6 +185,19 @@ def rest(op: str) -> list[Workload]:
     return [Workload(label="8192 ids", args=args, moved_bytes=10.0 * TOKENS * HIDDEN)]
 
 
+def norm_blocks() -> list[Workload]:
+    """A gradient of a billion elements."""
+    return [Workload(label="2^30", args=(torch.rand(1 << 30, device="cuda"),), moved_bytes=4.0 * (1 << 30))]
+
+
+def router_topk() -> list[Workload]:
+    """Nano's and the proxy's routers."""
+    return [
+        Workload(label=f"8192x{experts} k6", args=(torch.rand(TOKENS, experts, device="cuda"), None, 6))
+        for experts in (32, 128, 512)
+    ]
+
+
 WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "ssd_scan": ssd_scan,
     "causal_conv1d": causal_conv1d,
@@ -191,6 +205,8 @@ WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "grouped_gemm": grouped_gemm,
     "grouped_grad": grouped_grad,
     "linear_grad": linear_grad,
+    "norm_blocks": norm_blocks,
+    "router_topk": router_topk,
     "activation": activation,
     **{op: partial(norms, op) for op in ("rms_norm", "gated_rms_norm")},
     **{op: partial(permutation, op) for op in ("moe_permute", "moe_unpermute")},

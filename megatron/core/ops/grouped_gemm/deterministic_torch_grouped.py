@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 
+from megatron.core.ops.grouped_gemm.reference import counts_of
 from megatron.core.ops.registry import Guarantee, Variant
 
 ALIGNED_BYTES = 16
 """Rows and bases that the grouped kernel's copy engine takes."""
-
-
-def check_counts(counts: tuple[int, ...], rows: int, experts: int) -> None:
-    """Refuse counts that do not fit.
-
-    Raises:
-        ValueError: they do not add up to the rows, or are not one per expert.
-    """
-    if sum(counts) != rows or len(counts) != experts:
-        raise ValueError(f"counts {counts} for {rows} rows and {experts} experts")
 
 
 def is_aligned(x: torch.Tensor) -> bool:
@@ -29,10 +18,16 @@ def is_aligned(x: torch.Tensor) -> bool:
 
 
 def grouped_gemm(
-    x_RX: torch.Tensor, weight_EYX: torch.Tensor, counts: tuple[int, ...], *, transposed: bool = False
+    x_RX: torch.Tensor, weight_EYX: torch.Tensor, ends_E: torch.Tensor, *, transposed: bool = False
 ) -> torch.Tensor:
-    """Same contract as the reference, for bf16."""
-    check_counts(counts, x_RX.shape[0], weight_EYX.shape[0])
+    """Same contract as the reference, for bf16; where the grouped kernel takes the widths, what ``ends_E`` says is not
+    checked, so that nobody waits.
+
+    Raises:
+        ValueError: there is not one end per expert.
+    """
+    if ends_E.shape[0] != weight_EYX.shape[0]:
+        raise ValueError(f"{ends_E.shape[0]} ends for {weight_EYX.shape[0]} experts")
     with torch.no_grad():
         x_RX = x_RX if x_RX.stride(-1) == 1 else x_RX.contiguous()
         weight = weight_EYX if transposed else weight_EYX.transpose(1, 2)
@@ -41,8 +36,8 @@ def grouped_gemm(
         fits = weight.shape[1] * x_RX.element_size() % ALIGNED_BYTES == 0
         if fits and weight.shape[2] * x_RX.element_size() % ALIGNED_BYTES == 0 and is_aligned(weight_EYX):
             x_RX = x_RX if is_aligned(x_RX) else x_RX.clone(memory_format=torch.contiguous_format)
-            ends = torch.tensor(tuple(itertools.accumulate(counts)), dtype=torch.int32).to(x_RX.device)
-            return torch._grouped_mm(x_RX, weight, offs=ends)
+            return torch._grouped_mm(x_RX, weight, offs=ends_E)
+        counts = counts_of(ends_E, x_RX.shape[0], weight_EYX.shape[0])
         out_RY = x_RX.new_empty(x_RX.shape[0], weight.shape[2])
         for group, out, x in zip(weight, out_RY.split(counts), x_RX.split(counts), strict=True):
             if x.shape[0]:
@@ -56,4 +51,5 @@ VARIANT = Variant(
     guarantee={"cuda": Guarantee.RUN_TO_RUN},
     dtypes=frozenset({torch.bfloat16}),
     why="CUTLASS grouped tiles without split-K: one writer per tile; elsewhere one BLAS product per expert.",
+    sources=("megatron.core.ops.grouped_gemm.reference",),
 )

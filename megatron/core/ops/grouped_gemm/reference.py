@@ -8,18 +8,31 @@ from megatron.core.ops.precision import widen
 from megatron.core.ops.registry import Guarantee, Variant
 
 
+def counts_of(ends_E: torch.Tensor, rows: int, experts: int) -> list[int]:
+    """Rows of each expert, on the host, which waits for the device.
+
+    Raises:
+        ValueError: the ends do not fit ``rows`` rows of ``experts`` experts.
+    """
+    ends = ends_E.tolist()
+    counts = [stop - start for start, stop in zip([0, *ends], ends, strict=False)]
+    if sum(counts) != rows or len(counts) != experts or min(counts, default=0) < 0:
+        raise ValueError(f"ends {ends} for {rows} rows and {experts} experts")
+    return counts
+
+
 def grouped_gemm(
-    x_RX: torch.Tensor, weight_EYX: torch.Tensor, counts: tuple[int, ...], *, transposed: bool = False
+    x_RX: torch.Tensor, weight_EYX: torch.Tensor, ends_E: torch.Tensor, *, transposed: bool = False
 ) -> torch.Tensor:
     """One fp32 product per expert that has rows. No autograd.
 
-    ``counts[e]`` consecutive rows belong to expert e. ``transposed`` maps width Y back to X.
+    Rows up to ``ends_E[e]`` (int32, ascending, on the device of the rows) from the end before on belong to expert e.
+    ``transposed`` maps width Y back to X.
 
     Raises:
-        ValueError: ``counts`` does not fit the rows or the experts.
+        ValueError: the ends do not fit the rows or the experts.
     """
-    if sum(counts) != x_RX.shape[0] or len(counts) != weight_EYX.shape[0]:
-        raise ValueError(f"counts {counts} for {x_RX.shape[0]} rows and {weight_EYX.shape[0]} experts")
+    counts = counts_of(ends_E, x_RX.shape[0], weight_EYX.shape[0])
     with torch.no_grad():
         out_RY = x_RX.new_empty(x_RX.shape[0], weight_EYX.shape[2 if transposed else 1])
         start = 0

@@ -39,10 +39,10 @@ class _AttachLoss(torch.autograd.Function):
         return grad, ctx.one * ctx.scale, None
 
 
-def count_choices(ids_Tk: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Boolean ``[T, E]``: expert e is among the choices of token t."""
+def count_choices(ids_Tk: torch.Tensor, num_experts: int, kept_Tk: torch.Tensor | None = None) -> torch.Tensor:
+    """Boolean ``[T, E]``: expert e is among the choices of token t, of those that are kept. A token's ids differ."""
     chosen_TE = torch.zeros(ids_Tk.shape[0], num_experts, dtype=torch.bool, device=ids_Tk.device)
-    return chosen_TE.scatter_(1, ids_Tk, True)
+    return chosen_TE.scatter_(1, ids_Tk, True) if kept_Tk is None else chosen_TE.scatter_(1, ids_Tk, kept_Tk)
 
 
 class _GlobalCounts:

@@ -26,48 +26,46 @@ def local_expert_ids(num_experts: int, context: ModelContext) -> range:
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows_RX: torch.Tensor, weight_EYX: ModelParameter, counts: tuple[int, ...], context: ModelContext
+        ctx: Any, rows_RX: torch.Tensor, weight_EYX: ModelParameter, ends_E: torch.Tensor, context: ModelContext
     ) -> torch.Tensor:
-        ctx.save_for_backward(rows_RX)
-        ctx.weight, ctx.counts, ctx.ops = weight_EYX, counts, context.ops
-        return context.ops["grouped_gemm"](rows_RX, weight_EYX.detach(), counts)
+        ctx.save_for_backward(rows_RX, ends_E)
+        ctx.weight, ctx.ops = weight_EYX, context.ops
+        return context.ops["grouped_gemm"](rows_RX, weight_EYX.detach(), ends_E)
 
     @staticmethod
     def backward(ctx: Any, dy_RY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        (rows_RX,) = ctx.saved_tensors
+        rows_RX, ends_E = ctx.saved_tensors
         dy_RY, add = dy_RY.contiguous(), ctx.ops["grouped_grad"]
         dx_RX = dweight_EYX = None
         if ctx.needs_input_grad[0]:
-            dx_RX = ctx.ops["grouped_gemm"](dy_RY, ctx.weight.detach(), ctx.counts, transposed=True)
+            dx_RX = ctx.ops["grouped_gemm"](dy_RY, ctx.weight.detach(), ends_E, transposed=True)
         if ctx.needs_input_grad[1]:
-            dweight_EYX = add_weight_grad(
-                ctx.weight, lambda main_grad_EYX: add(main_grad_EYX, dy_RY, rows_RX, ctx.counts)
-            )
+            dweight_EYX = add_weight_grad(ctx.weight, lambda main_grad_EYX: add(main_grad_EYX, dy_RY, rows_RX, ends_E))
         return dx_RX, dweight_EYX, None, None
 
 
 class _AddExpertBias(torch.autograd.Function):
     """``y[r] + weight[r] * bias[expert of r]``, in fp32, rounded once. An expert's bias gradient is torch's fp32 sum
-    over that expert's rows alone, so other experts' rows cannot change its bits."""
+    over that expert's rows alone, so other experts' rows cannot change its bits; the host waits for their number."""
 
     @staticmethod
     def forward(
-        ctx: Any, y_RF: torch.Tensor, bias_EF: ModelParameter, weight_R: torch.Tensor | None, counts: tuple[int, ...]
+        ctx: Any, y_RF: torch.Tensor, bias_EF: ModelParameter, weight_R: torch.Tensor | None, ends_E: torch.Tensor
     ) -> torch.Tensor:
-        repeats = torch.tensor(counts, device=y_RF.device)
+        repeats = ends_E.diff(prepend=ends_E.new_zeros(1))
         bias_RF = bias_EF.detach().float().repeat_interleave(repeats, dim=0, output_size=y_RF.shape[0])
-        ctx.save_for_backward(bias_RF if weight_R is not None else None, weight_R)
-        ctx.bias, ctx.counts = bias_EF, counts
+        ctx.save_for_backward(bias_RF if weight_R is not None else None, weight_R, repeats)
+        ctx.bias = bias_EF
         weighted_RF = bias_RF if weight_R is None else bias_RF * weight_R.unsqueeze(1)
         return (y_RF.float() + weighted_RF).to(y_RF.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy_RF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None]:
-        bias_RF, weight_R = ctx.saved_tensors
+        bias_RF, weight_R, counts_E = ctx.saved_tensors
         wide_RF = dy_RF.float()
         dweight_R = None if weight_R is None else (wide_RF * bias_RF).sum(dim=1)
         scaled_RF = wide_RF if weight_R is None else wide_RF * weight_R.unsqueeze(1)
-        sums_EF = torch.stack([rows.sum(dim=0) for rows in scaled_RF.split(ctx.counts)])
+        sums_EF = torch.stack([rows.sum(dim=0) for rows in scaled_RF.split(counts_E.tolist())])
         return dy_RF, add_weight_grad(ctx.bias, lambda main_grad_EF: main_grad_EF.add_(sums_EF)), dweight_R, None
 
 
@@ -119,11 +117,11 @@ class GroupedLinear(torch.nn.Module):
             self.bias = create_parameter(bias, context)
 
     def forward(
-        self, rows_RX: torch.Tensor, counts: tuple[int, ...], weight_R: torch.Tensor | None = None
+        self, rows_RX: torch.Tensor, ends_E: torch.Tensor, weight_R: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See the class; ``counts`` are the rows of each local expert."""
-        y_RY = _GroupedLinear.apply(rows_RX, self.weight, counts, self.context)
-        return y_RY if self.bias is None else _AddExpertBias.apply(y_RY, self.bias, weight_R, counts)
+        """See the class; ``ends_E`` (int32) says where the rows of each local expert end."""
+        y_RY = _GroupedLinear.apply(rows_RX, self.weight, ends_E, self.context)
+        return y_RY if self.bias is None else _AddExpertBias.apply(y_RY, self.bias, weight_R, ends_E)
 
 
 class GroupedMLP(torch.nn.Module):
@@ -156,9 +154,9 @@ class GroupedMLP(torch.nn.Module):
         self._kind, self._activation = config.activation, context.ops["activation"]
         self._recomputes_activation = config.recomputes("moe_act")
 
-    def forward(self, rows_RH: torch.Tensor, weight_R: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
+    def forward(self, rows_RH: torch.Tensor, weight_R: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
         """Outputs ``[R, H]``; ``weight_R`` is the routing weight of each row."""
-        inner_RF = self.linear_fc1(rows_RH, counts)
+        inner_RF = self.linear_fc1(rows_RH, ends_E)
         source_RF, source_R = inner_RF.detach(), weight_R.detach()
 
         def again() -> torch.Tensor:
@@ -166,4 +164,4 @@ class GroupedMLP(torch.nn.Module):
 
         active_RF = self._activation(inner_RF, self._kind, weight_R)
         with keeping(again, active_RF, self._recomputes_activation):
-            return self.linear_fc2(active_RF, counts, weight_R)
+            return self.linear_fc2(active_RF, ends_E, weight_R)

@@ -77,7 +77,7 @@ class MoELayer(torch.nn.Module):
         if self.fc1_latent_proj is not None:
             x_TH = self.fc1_latent_proj(x_TH)
         rows_RH, weight_R = self._dispatcher.dispatch(x_TH, routing, plan)
-        out_TH = self._dispatcher.combine(self.experts(rows_RH, weight_R, plan.counts), plan)
+        out_TH = self._dispatcher.combine(self.experts(rows_RH, weight_R, plan.ends_E), plan)
         if self.fc2_latent_proj is not None:
             out_TH = self.fc2_latent_proj(out_TH)
         out_SBH = out_TH.view(x_SBH.shape)

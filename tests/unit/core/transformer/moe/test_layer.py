@@ -11,12 +11,14 @@ from torch.nn.functional import gelu, linear, relu, silu
 
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.digest.bits import same_bits
+from megatron.core.ops.grouped_gemm.spec import ends_of
 from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.layer import MoELayer
 from megatron.core.transformer.moe.shared_experts import SharedExperts
 from tests.support.ranks import groups_for_test
 from tests.support.tiny import tiny_config, tiny_context
 
+CPU = torch.device("cpu")
 MICROBATCH = Microbatch(iteration=1, shard=0, index=0, num_microbatches=1)
 PADDED = {"moe_expert_capacity_factor": 0.7, "moe_pad_expert_input_to_capacity": True}
 BIASED = {"add_bias_linear": True, "squared_relu": False, "moe_shared_expert_intermediate_size": None}
@@ -105,15 +107,15 @@ def test_idle_experts_get_exactly_zero() -> None:
 def test_rows_of_other_experts_do_not_change_an_expert() -> None:
     experts = GroupedMLP("experts", tiny_config(), tiny_context(groups_for_test()))
     rows, weights = torch.randn(12, 64), torch.rand(12)
-    alone = experts(rows[:5], weights[:5], (5, 0, 0, 0))
-    together = experts(rows, weights, (5, 0, 4, 3))
+    alone = experts(rows[:5], weights[:5], ends_of((5, 0, 0, 0), CPU))
+    together = experts(rows, weights, ends_of((5, 0, 4, 3), CPU))
     assert same_bits(alone.detach(), together[:5].detach())
 
 
 def test_no_rows_at_all() -> None:
     experts = GroupedMLP("experts", tiny_config(), tiny_context(groups_for_test()))
     rows = torch.zeros(0, 64, requires_grad=True)
-    experts(rows, torch.zeros(0), (0, 0, 0, 0)).sum().backward()
+    experts(rows, torch.zeros(0), ends_of((0, 0, 0, 0), CPU)).sum().backward()
     assert rows.grad.shape == (0, 64)
     assert all(not param.grad.any() for param in experts.parameters())
 
@@ -161,7 +163,7 @@ def test_padding_gives_every_expert_the_same_number_of_rows() -> None:
     layer = _layer(**PADDED)
     x = torch.randn(40, 1, 64)
     plan = layer._dispatcher.plan(layer.router(x, MICROBATCH, StageReport()))
-    assert plan.counts == (14,) * 4
+    assert plan.ends_E.tolist() == [14, 28, 42, 56]
     plain = _layer(moe_expert_capacity_factor=0.7)
     torch.testing.assert_close(layer(x, MICROBATCH, StageReport()), plain(x, MICROBATCH, StageReport()))
 

@@ -1,0 +1,45 @@
+"""``norm_blocks`` as one pass of Triton over the tensor and one integer sum over its programs."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from megatron.core.ops.norm_blocks.kernels.norm_blocks import norm_blocks_kernel
+from megatron.core.ops.norm_blocks.limbs import BLOCK, LIMBS, SIZE, UNIT_EXPONENT
+from megatron.core.ops.registry import Guarantee, Variant
+
+MAX_PROGRAMS = 1 << 14
+_ROW = 32
+
+
+def norm_blocks(flat: torch.Tensor) -> torch.Tensor:
+    """Same contract as the reference."""
+    if flat.dim() != 1 or flat.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"norm_blocks of {flat.dtype}{tuple(flat.shape)}")
+    if not flat.numel():
+        return torch.zeros(SIZE, dtype=torch.int64, device=flat.device)
+    blocks = triton.cdiv(flat.numel(), BLOCK)
+    blocks_each = triton.cdiv(blocks, MAX_PROGRAMS)
+    programs = triton.cdiv(blocks, blocks_each)
+    limbs = torch.empty(programs, _ROW, dtype=torch.int64, device=flat.device)
+    norm_blocks_kernel[(programs,)](
+        flat_ptr=flat.detach().contiguous(),
+        limbs_ptr=limbs,
+        numel=flat.numel(),
+        blocks_each=blocks_each,
+        BLOCK=BLOCK,
+        LIMBS=LIMBS,
+        UNIT_EXPONENT=UNIT_EXPONENT,
+        num_warps=1,
+    )
+    return limbs[:, :SIZE].sum(dim=0)
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=norm_blocks,
+    guarantee={"cuda": Guarantee.LAYOUT},
+    why="The stated tree inside each block, exact integer sums of the blocks.",
+    sources=("megatron.core.ops.norm_blocks.kernels.norm_blocks", "megatron.core.ops.norm_blocks.limbs"),
+)
