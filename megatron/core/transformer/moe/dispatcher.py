@@ -47,7 +47,7 @@ def rows_to_send(
     # Scans along a row: the scan down a column is a hundred times slower on a GPU.
     up_to_ET = count_choices(ids_Tk, rows_E.shape[0], kept_Tk).t().contiguous().cumsum(dim=1)
     start_E = rows_E.cumsum(0) - rows_E
-    row_Tk = up_to_ET.gather(0, ids_Tk.t()).t() - 1 + start_E[ids_Tk]
+    row_Tk = up_to_ET.gather(0, ids_Tk.t()).t().contiguous() - 1 + start_E[ids_Tk]
     if kept_Tk is not None:
         row_Tk = torch.where(kept_Tk, row_Tk, -1)
     if etp == 1:
