@@ -5,6 +5,7 @@ verify [--runs N] -- LAUNCH  run a command several times, also stopped and resum
 checkpoint verify | diff     checkpoint folders: every digest, the logical content of two of them
 trace-compare A B            two trace folders, event by event
 bisect -- LAUNCH             run a command in pairs until the operation that differs is found
+tax -- LAUNCH                what deterministic mode costs against the fastest the machine has
 kernels list | check         the ops, their variants and what each promises
 """
 
@@ -12,10 +13,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from megatron.determinism.compare import compare
 from megatron.determinism.trace_commands import COMMANDS, add_trace_commands, run_trace_command
@@ -27,10 +31,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="megatron-determinism",
         description="Compare runs bit by bit.",
-        epilog="Exit codes: 0 same, 1 different, 2 not comparable or wrong usage, 3 damaged, missing or failed.",
+        epilog="Exit codes: 0 same (tax: measured), 1 different (tax: over --max-tax), "
+        "2 not comparable or wrong usage, 3 damaged, missing or failed.",
         allow_abbrev=False,
     )
-    names = "{compare,verify,trace-compare,bisect,checkpoint,kernels}"
+    names = "{compare,verify,trace-compare,bisect,tax,checkpoint,kernels}"
     commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     pair = commands.add_parser("compare", allow_abbrev=False, help="compare two fingerprint folders")
     pair.add_argument("a", type=Path, help="fingerprint folder")
@@ -54,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="one more leg, stopped after these iterations and gone on with from its checkpoints",
     )
     add_trace_commands(commands)
+    _add_tax(commands)
     kernels = commands.add_parser("kernels", allow_abbrev=False, help="list or check the ops and their variants")
     kernels.add_argument("action", choices=("list", "check"))
     kernels.add_argument("--json", action="store_true", help="print one JSON object")
@@ -62,6 +68,44 @@ def build_parser() -> argparse.ArgumentParser:
     checkpoint.add_argument("folders", type=Path, nargs="+", help="iter_0000004, or a folder of such folders")
     checkpoint.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _add_tax(commands: Any) -> None:
+    words = "[--pairs N] [--max-tax X] [--ablate] [--warm-up N] [--dir DIR] [--json] -- LAUNCH ..."
+    tax = commands.add_parser(
+        "tax",
+        allow_abbrev=False,
+        help="measure what deterministic mode costs against the fastest the machine has",
+        usage=f"megatron-determinism tax {words}",
+    )
+    tax.add_argument("--pairs", type=int, default=6, help="pairs of legs (default: 6, the least for an exact interval)")
+    tax.add_argument(
+        "--max-tax",
+        type=share,
+        metavar="X",
+        help="largest tax accepted, as a share (0.01) or in per cent (1%%); the interval's upper end counts",
+    )
+    tax.add_argument("--ablate", action="store_true", help="also measure each choice by itself, in legs of its own")
+    tax.add_argument(
+        "--warm-up", type=int, metavar="N", help="iterations of a leg to leave out (default: a third, 1 to 10)"
+    )
+    tax.add_argument("--dir", type=Path, help="folder for the legs and the report (default: runs/tax_TIME)")
+    tax.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def share(text: str) -> float:
+    """A share from ``0.01`` or ``1%``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such thing, or below 0.
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a share such as 0.01, or 1%, of at least 0")
+    return value
 
 
 def iterations(text: str) -> tuple[int, ...]:
@@ -86,7 +130,7 @@ def run(argv: Sequence[str]) -> int:
     own, launch = words[:split], words[split + 1 :]
     parser = build_parser()
     options = parser.parse_args(own)
-    if options.command not in ("verify", "bisect") and split < len(words):
+    if options.command not in ("verify", "bisect", "tax") and split < len(words):
         parser.error(f"{options.command} takes no command after --")
     if options.command in COMMANDS:
         return run_trace_command(options, launch, parser)
@@ -101,13 +145,29 @@ def run(argv: Sequence[str]) -> int:
         module = f"megatron.determinism.{options.command}"
         return subprocess.run([sys.executable, "-m", module, *own[1:]], check=False).returncode
     if not launch:
-        parser.error("verify needs the command to run, after --")
+        parser.error(f"{options.command} needs the command to run, after --")
+    if options.command == "tax":
+        return _run_tax(options, launch, parser)
     if options.runs < 2:
         parser.error(f"--runs {options.runs}: at least 2, to compare one with another")
     folder = options.dir if options.dir is not None else default_folder(datetime.datetime.now())
     return verify(launch, folder, runs=options.runs, resume_at=options.resume_at).print(
         sys.stdout, as_json=options.json
     )
+
+
+def _run_tax(options: argparse.Namespace, launch: Sequence[str], parser: argparse.ArgumentParser) -> int:
+    if options.pairs < 1:
+        parser.error(f"--pairs {options.pairs}: at least 1")
+    if options.warm_up is not None and options.warm_up < 0:
+        parser.error(f"--warm-up {options.warm_up}: at least 0")
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("tax draws a chart: pip install matplotlib")
+    from megatron.determinism.tax import Request, default_folder, tax
+
+    folder = options.dir if options.dir is not None else default_folder(datetime.datetime.now())
+    request = Request(pairs=options.pairs, max_tax=options.max_tax, ablate=options.ablate, warm_up=options.warm_up)
+    return tax(launch, folder, request).print(sys.stdout, as_json=options.json)
 
 
 def main() -> None:

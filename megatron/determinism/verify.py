@@ -43,7 +43,7 @@ def verify(launch: Sequence[str], folder: Path, *, runs: int, resume_at: Sequenc
     folder.mkdir(parents=True, exist_ok=True)
     for number, leg in enumerate(legs[:runs], 1):
         print(f"leg {number} of {len(legs)}: {shlex.join(launch)}", file=sys.stderr, flush=True)
-        failure = _run_leg([*launch, _FLAG, str(leg)], leg.with_suffix(".log"))
+        failure = run_leg([*launch, _FLAG, str(leg)], leg.with_suffix(".log"))
         if failure is not None:
             return failure
     if resume_at:
@@ -62,13 +62,13 @@ def _run_resumed(launch: Sequence[str], leg: Path, checkpoints: Path, stops: Seq
         words += ["--exit-interval", str(stop)] if stop is not None else []
         until = "its end" if stop is None else f"iteration {stop}"
         print(f"resumed leg, until {until}: {shlex.join(launch)}", file=sys.stderr, flush=True)
-        failure = _run_leg(words, leg.with_name(f"{leg.name}_{part + 1}.log"))
+        failure = run_leg(words, leg.with_name(f"{leg.name}_{part + 1}.log"))
         if failure is not None:
             return failure
     return None
 
 
-def _run_leg(command: Sequence[str], log: Path) -> Outcome | None:
+def run_leg(command: Sequence[str], log: Path) -> Outcome | None:
     """Run one leg to its end; ``None`` where it succeeded."""
     try:
         with log.open("wb") as out:
