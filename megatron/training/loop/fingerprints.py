@@ -13,8 +13,9 @@ from megatron.core.config.moe import Z_LOSS_NAME
 from megatron.core.digest.bits import digest_hex
 from megatron.core.process_groups.collectives import barrier, gather_objects, sum_integers
 from megatron.training.data.batches import BatchReader
+from megatron.training.loop.agreed_writer import AgreedWriter, stopping_together
 from megatron.training.loop.build import Run
-from megatron.training.observe.fingerprint import FingerprintWriter, StepRecord
+from megatron.training.observe.fingerprint import StepRecord
 from megatron.training.observe.run_manifest import (
     Circumstances,
     folder_problems,
@@ -70,11 +71,12 @@ class Fingerprints:
         barrier(run.groups.world)
         if problems:
             raise ConfigError(problems)
-        if run.launch.rank == 0:
-            prepare_folder(folder, manifest["trajectory"], manifest["launch"])
-        barrier(run.groups.world)
+        with stopping_together(run.groups.world):
+            if run.launch.rank == 0:
+                prepare_folder(folder, manifest["trajectory"], manifest["launch"])
         self._run, self._state = run, settings.fingerprint_level == "state"
-        self._writer = FingerprintWriter(folder, rank=run.launch.rank, interval=settings.fingerprint_interval)
+        interval = settings.fingerprint_interval
+        self._writer = AgreedWriter(run.groups.world, folder, rank=run.launch.rank, interval=interval)
 
     def on_step(self, step: StepMetrics, reader: BatchReader) -> None:
         """After a step, on every rank.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -170,6 +170,11 @@ class FingerprintFile:
             self._known[int(line["iteration"] or 0)] = (offset, len(raw))
         os.lseek(self._file, 0, os.SEEK_END)
 
+    @property
+    def known(self) -> Collection[int]:
+        """Iterations with a line."""
+        return self._known.keys()
+
     def write(self, record: StepRecord) -> None:
         """Append the line of a step, or compare it with the one that is there.
 
@@ -221,6 +226,11 @@ class FingerprintWriter:
     def wants(self, iteration: int) -> bool:
         """True where a line is due after this iteration; the same on all ranks."""
         return iteration % self._interval == 0
+
+    @property
+    def last_known(self) -> int:
+        """Last iteration that one of the files has a line of; 0 for none."""
+        return max(max(file.known, default=0) for file in self._files())
 
     @property
     def repaired(self) -> Sequence[Path]:

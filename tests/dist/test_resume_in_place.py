@@ -1,0 +1,57 @@
+"""Two ranks that go on in the folders they have written to: every iteration once, every launch in the manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from megatron.training.observe.fingerprint import FINGERPRINT_FILE, rank_file
+from tests.support.legs import finished, run_legs
+
+FIRST, LAST, TAKEN_UP = 4, 6, 2
+
+
+def _iterations(path: Path) -> list[int]:
+    return [json.loads(line)["iteration"] for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_run_writes_on_in_its_own_folders(tmp_path: Path) -> None:
+    """The second launch takes up an older checkpoint, so two iterations are done again."""
+    words = (
+        f"--train-iters {LAST} --save {tmp_path}/checkpoints --save-interval 2 --log-interval 1 "
+        f"--run-dir {tmp_path} --tensorboard-dir {tmp_path}/tensorboard --fingerprint-dir {tmp_path}/fingerprint"
+    )
+    finished(2, f"{words} --exit-interval {FIRST}")
+    fingerprint = tmp_path / "fingerprint"
+    before = (fingerprint / FINGERPRINT_FILE).read_text()
+    manifest = json.loads((fingerprint / "manifest.json").read_text())
+    finished(2, f"{words} --load {tmp_path}/checkpoints --ckpt-step {TAKEN_UP}")
+
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for kind, expected in {"train": [*range(1, LAST + 1)], "valid": [3, LAST]}.items():
+        assert [record["iteration"] for record in metrics if record["kind"] == kind] == expected
+    for name in (FINGERPRINT_FILE, rank_file(0), rank_file(1)):
+        assert _iterations(fingerprint / name) == [*range(1, LAST + 1)]
+    assert (fingerprint / FINGERPRINT_FILE).read_text().startswith(before)
+    after = json.loads((fingerprint / "manifest.json").read_text())
+    assert after["trajectory"] == manifest["trajectory"]
+    assert after["launches"][:1] == manifest["launches"]
+    assert [launch["start_iteration"] for launch in after["launches"]] == [0, TAKEN_UP]
+
+
+def test_other_numbers_in_the_folder_stop_every_rank(tmp_path: Path) -> None:
+    """Control: a line of the first launch that the second does not find again."""
+    words = f"--train-iters {LAST} --save {tmp_path}/checkpoints --save-interval 2 --fingerprint-dir {tmp_path}/prints"
+    finished(2, f"{words} --exit-interval {FIRST}")
+    path = tmp_path / "prints" / FINGERPRINT_FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[FIRST - 1]["params"] = "0" * 32
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ended = run_legs(2, f"{words} --load {tmp_path}/checkpoints --ckpt-step {TAKEN_UP}")
+    assert {rank.code for rank in ended} == {4}, ended
+    assert ended[1].error.startswith("rank 0: iteration 4 of this run is not what"), ended
+    path = tmp_path / "prints" / rank_file(1)
+    path.write_text("not a line\n" + path.read_text())
+    ended = run_legs(2, f"{words} --load {tmp_path}/checkpoints --ckpt-step {TAKEN_UP}")
+    assert {rank.code for rank in ended} == {3}, ended
+    assert str(path) in ended[0].error
