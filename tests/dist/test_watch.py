@@ -46,7 +46,7 @@ def _tokens(run, consumed: int, shard: int) -> torch.Tensor:
     return torch.cat(
         [
             torch.from_numpy(run.splits.train[int(number)]["tokens"])
-            for index in range(run.step.shape.num_microbatches)
+            for index in range(run.step.shape.batch_sizes.at(consumed) // run.step.shape.stride)
             for number in sampler.micro_batch(consumed, shard, index)
         ]
     )

@@ -1,4 +1,4 @@
-"""Comparing tensors by their bits: equality, first difference, a digest that does not care about the layout."""
+"""Comparing tensors by their bits: equality, first difference, digests as text."""
 
 from __future__ import annotations
 
@@ -58,44 +58,7 @@ def sha256_of(tensor: torch.Tensor) -> str:
     return hashlib.sha256(head + body).hexdigest()
 
 
-_LANES = ((0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9), (0xD6E8FEB86659FD93, 0x94D049BB133111EB))
 _MASK64 = (1 << 64) - 1
-
-
-def _signed(value: int) -> int:
-    value &= _MASK64
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shift_right(x: torch.Tensor, count: int) -> torch.Tensor:
-    return (x >> count) & ((1 << (64 - count)) - 1)
-
-
-def _mix(x: torch.Tensor, multiplier: int) -> torch.Tensor:
-    x = (x ^ _shift_right(x, 32)) * _signed(multiplier)
-    x = (x ^ _shift_right(x, 29)) * _signed(multiplier)
-    return x ^ _shift_right(x, 32)
-
-
-def shard_key(name: str, shard: int) -> tuple[int, int]:
-    """Two 64-bit keys of a logical shard, one per lane of the digest."""
-    raw = hashlib.blake2b(f"{name}\0{shard}".encode(), digest_size=16).digest()
-    return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
-
-
-def layout_free_digest(values: torch.Tensor, name: str, shard: int, start: int = 0) -> torch.Tensor:
-    """Digest of a piece of one logical shard: int64 ``[2]``, to be summed (wrapping) over all pieces and shards.
-
-    ``values`` is 1-D and holds elements ``start ...`` of the shard. Every element's bits are mixed with (name, shard,
-    index in the shard), so any cut into pieces gives the same total and a permutation gives another one.
-    """
-    raw = bits(values).reshape(-1).to(torch.int64)
-    index = torch.arange(start, start + raw.numel(), dtype=torch.int64, device=raw.device)
-    sums = []
-    for (golden, multiplier), key in zip(_LANES, shard_key(name, shard), strict=True):
-        position = _mix(index * _signed(golden) + _signed(key), multiplier)
-        sums.append(_mix((raw * _signed(golden | 1)) ^ position, multiplier).sum())
-    return torch.stack(sums)
 
 
 def digest_hex(total: torch.Tensor) -> str:

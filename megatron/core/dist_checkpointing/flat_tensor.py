@@ -14,9 +14,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from megatron.core.digest.bits import layout_free_digest
-
-_DIGEST_AT_ONCE = 1 << 22
+from megatron.core.ops.digest_pieces.definition import layout_free_digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +135,8 @@ def digests_of(pieces: Iterable[StoredPiece]) -> dict[str, list[int]]:
     totals: dict[str, torch.Tensor] = {}
     for piece in pieces:
         shard, start = divmod(piece.begin, piece.facts.shard_numel)
-        for at, part in enumerate(piece.values.split(_DIGEST_AT_ONCE)):
-            digest = layout_free_digest(part, piece.facts.name, shard, start + at * _DIGEST_AT_ONCE)
-            totals[piece.key] = digest if piece.key not in totals else totals[piece.key] + digest
+        digest = layout_free_digest(piece.values, piece.facts.name, shard, start)
+        totals[piece.key] = digest if piece.key not in totals else totals[piece.key] + digest
     if not totals:
         return {}
     values = torch.stack([total.cpu() for total in totals.values()]).tolist()

@@ -10,20 +10,14 @@ import torch
 from megatron.core.config.optimizer import OptimizerConfig
 from megatron.core.contracts.flat_buffer import FlatBuffer, Piece, Span
 from megatron.core.contracts.param_spec import ParamSpec
-from megatron.core.digest.bits import layout_free_digest
 from megatron.core.ops.registry import OpTable
 from megatron.core.optimizer.clip_grads import clip_factor, counts_here, measure, stop_not_finite
 from megatron.core.optimizer.shard_plan import plan_runs
 from megatron.core.optimizer.sharded_state import ShardedState
+from megatron.core.optimizer.state_digests import WEIGHTS, Digests, StateDigests, piece_digest
 from megatron.core.optimizer.update_rules import MAIN_PARAMS, MOMENTS, update_rule
 from megatron.core.process_groups.collectives import sum_integers
 from megatron.core.process_groups.groups import ProcessGroups
-
-DIGESTS = ("params", "main_params", "exp_avg", "exp_avg_sq")
-"""What ``state_digests`` covers, as far as the optimizer has it."""
-
-# The digest works on int64 copies of what it is given.
-_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +71,12 @@ class Optimizer:
         self.buffers, self.config, self.groups = tuple(buffers), config, groups
         moments = MOMENTS[config.optimizer]
         self.states = tuple(ShardedState(b, config.use_distributed_optimizer, seed, moments) for b in self.buffers)
-        self._digested = tuple(kind for kind in DIGESTS if kind in ("params", MAIN_PARAMS, *moments))
+        self._digested = (WEIGHTS, MAIN_PARAMS, *moments)
         self.step_count = 0
         self._update, self._norm_blocks = update_rule(config, ops), ops["norm_blocks"]
+        self._state_digests = StateDigests(
+            self.states, ops["digest_pieces"], lambda spec: counts_here(spec, self.groups)
+        )
         self._counted_runs = tuple(
             (state, [r for span in state.buffer.owned for r in plan_runs(span, self._counts) if r.fact])
             for state in self.states
@@ -194,40 +191,19 @@ class Optimizer:
             wrong += [name for name, row in rows.items() if unequal[row]]
         return wrong
 
-    def state_digests(self) -> dict[str, torch.Tensor]:
-        """Layout-free digest (int64 ``[2]``) of working weights, masters and moments, each logical element once over
-        the world; equal on all ranks and layouts."""
-        mine = _digests(self.counted_pieces(), self.groups.device, self._digested)
+    def digests(self) -> tuple[Digests, Digests]:
+        """``state_digests`` and ``local_digests``, from one reading of the state; call it on all ranks."""
+        mine, held = self._state_digests.totals()
         totals = sum_integers(self.groups.world, torch.stack([mine[kind] for kind in self._digested]))
-        return dict(zip(self._digested, totals, strict=True))
+        return dict(zip(self._digested, totals, strict=True)), {kind: held[kind] for kind in self._digested}
 
-    def local_digests(self) -> dict[str, torch.Tensor]:
+    def state_digests(self) -> Digests:
+        """Layout-free digest (int64 ``[2]``) of working weights, masters and moments, each logical element once over
+        the world; equal on all ranks and layouts. Call it on all ranks; nothing waits for the device."""
+        return self.digests()[0]
+
+    def local_digests(self) -> Digests:
         """The same of everything this rank holds, copies included and not summed over ranks: ranks that should hold
         copies of one another have equal ones."""
-        held = ((state, piece) for state in self.states for piece in state.held())
-        whole = ((state, piece) for state in self.states for span in state.buffer.whole for piece in span.pieces)
-        device = self.groups.device
-        return {**_digests(held, device, self._digested), **_digests(whole, device, ("params",))}
-
-
-def _digests(
-    pieces: Iterator[tuple[ShardedState, Piece]], device: torch.device, kinds: Sequence[str]
-) -> dict[str, torch.Tensor]:
-    totals = {kind: torch.zeros(2, dtype=torch.int64, device=device) for kind in kinds}
-    for state, piece in pieces:
-        tensors = state.tensors()
-        for kind, total in totals.items():
-            if kind == "params":
-                values = state.buffer.weights[piece.offset : piece.stop]
-            else:
-                values = state.view(tensors[kind], piece.offset, piece.stop)
-            total += piece_digest(piece, values)
-    return totals
-
-
-def piece_digest(piece: Piece, values: torch.Tensor) -> torch.Tensor:
-    """Layout-free digest (int64 ``[2]``) of one piece's values; digests of the pieces of a shard add up."""
-    total = torch.zeros(2, dtype=torch.int64, device=values.device)
-    for at, part in enumerate(values.split(_AT_ONCE)):
-        total += layout_free_digest(part, piece.spec.name, piece.shard, piece.start + at * _AT_ONCE)
-    return total
+        held = self._state_digests.totals()[1]
+        return {kind: held[kind] for kind in self._digested}

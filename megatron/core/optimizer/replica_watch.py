@@ -11,8 +11,9 @@ import torch
 
 from megatron.core.config.errors import TrainingStoppedError
 from megatron.core.contracts.flat_buffer import Piece
-from megatron.core.optimizer.distrib_optimizer import Optimizer, piece_digest
+from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.sharded_state import ShardedState
+from megatron.core.optimizer.state_digests import piece_digest
 from megatron.core.process_groups.collectives import all_gather, gather_objects, sum_integers
 from megatron.core.process_groups.groups import Group, ProcessGroups
 

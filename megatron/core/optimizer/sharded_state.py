@@ -55,6 +55,10 @@ class ShardedState:
         for span in self.spans:
             yield from span.pieces
 
+    def offset_of(self, piece: Piece) -> int:
+        """Where a piece, or a part of one, that is held here lies in the flat tensors."""
+        return self._offsets.at(piece.offset)
+
     def view(self, flat: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """The part of one of the flat tensors that belongs to buffer elements ``start ... stop`` of one span."""
         begin = self._offsets.at(start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Checkpointer:
         self._background, self._snapshots = BackgroundSave(), Snapshots()
         self._trajectory: dict[str, Any] = {}
         self._schedule: Schedule | None = None
+        self._before_save: Callable[[], None] | None = None
         self._start = Start()
         self._saved_at: int | None = None
         active = self._settings.save is not None or self._settings.load is not None
@@ -128,14 +129,17 @@ class Checkpointer:
         return {**trajectory, "branches": branches} if branches else trajectory
 
     @contextlib.contextmanager
-    def begin(self, trajectory: dict[str, Any], schedule: Schedule) -> Iterator[None]:
-        """While the run trains: what it is, for its checkpoints. At the end of the block a save in the background is
+    def begin(
+        self, trajectory: dict[str, Any], schedule: Schedule, *, before_save: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """While the run trains: what it is, for its checkpoints. ``before_save`` is called before each of them, for
+        what must be out before a later run goes on from there. At the end of the block a save in the background is
         waited for, also on the way out of an error.
 
         Raises:
             SaveFailedError: that save failed. After another error its words are only printed.
         """
-        self._trajectory, self._schedule = trajectory, schedule
+        self._trajectory, self._schedule, self._before_save = trajectory, schedule, before_save
         try:
             yield
         except BaseException:
@@ -168,6 +172,8 @@ class Checkpointer:
 
     def _save(self, position: Position) -> None:
         root, group = Path(self._settings.save), self._group
+        if self._before_save is not None:
+            self._before_save()
         start = time.monotonic()
         waited = self._background.wait()
         asynchronous = self._settings.async_save

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -56,8 +55,39 @@ def run_manifest(run: Run, start_iteration: int) -> dict[str, dict]:
     return {"trajectory": trajectory_part(run.config, run.layout, circumstances), "launch": launch}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Waiting:
+    """A step whose digests may still be on their way to the host; ``arrived`` tells when they are here.
+
+    ``digests`` is int64 ``[n, 2]``: those of the whole state, those of this rank's, then the data of the whole batch.
+    """
+
+    numbers: StepRecord
+    kinds: tuple[str, ...]
+    digests: torch.Tensor
+    arrived: torch.cuda.Event | None
+    data: str
+    keys: str
+    generators: str
+
+    def records(self) -> tuple[StepRecord, StepRecord]:
+        """The layout-free line and this rank's; waits for the device."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        texts, count = [digest_hex(total) for total in self.digests], len(self.kinds)
+        whole = dict(zip(self.kinds, texts[:count], strict=True))
+        own = dict(zip(self.kinds, texts[count : 2 * count], strict=True))
+        return (
+            replace(self.numbers, **whole, data=texts[-1], rng=self.keys),
+            replace(self.numbers, **own, data=self.data, rng=self.generators),
+        )
+
+
 class Fingerprints:
     """Writes the lines of a run; every rank holds one and calls it after every step.
+
+    On a GPU the line of a step is written when the next one is over, so that nobody waits for its digests; ``settle``
+    writes what is left, before anything that a later run may go on from.
 
     Raises:
         ConfigError: the folder holds the fingerprint of a run with another trajectory.
@@ -77,42 +107,77 @@ class Fingerprints:
         self._run, self._state = run, settings.fingerprint_level == "state"
         interval = settings.fingerprint_interval
         self._writer = AgreedWriter(run.groups.world, folder, rank=run.launch.rank, interval=interval)
+        self._waiting: _Waiting | None = None
 
     def on_step(self, step: StepMetrics, reader: BatchReader) -> None:
         """After a step, on every rank.
 
         Raises:
-            TrainingStoppedError: an earlier launch wrote another line for this iteration.
+            TrainingStoppedError: an earlier launch wrote another line for this iteration, or for the one before.
         """
+        self.settle()
         digest = reader.take_digest()
         if not self._writer.wants(step.iteration):
             return
-        balancing = [value for name, value in step.losses.items() if "load_balancing" in name]
-        numbers = StepRecord(
-            iteration=step.iteration,
-            consumed_samples=step.consumed_samples,
-            lm_loss=step.losses["lm loss"],
-            load_balancing_loss=sum(balancing) if balancing else None,
-            z_loss=step.losses.get(Z_LOSS_NAME),
-            mtp_losses=tuple(value for name, value in step.losses.items() if name.startswith("mtp_")),
-            grad_norm=step.grad_norm,
-            learning_rate=step.learning_rate,
-        )
+        numbers = step_record(step)
         if not self._state:
             self._writer.write(numbers, numbers)
             return
-        optimizer, groups = self._run.step.optimizer, self._run.groups
-        whole = sum_integers(groups.dp, digest.to(groups.device)).cpu()
-        keys = key_state_digest(self._run.config.training.seed, step.iteration)
-        self._writer.write(
-            replace(numbers, **_hex(optimizer.state_digests()), data=digest_hex(whole), rng=keys),
-            replace(numbers, **_hex(optimizer.local_digests()), data=digest_hex(digest), rng=generator_digest()),
+        groups = self._run.groups
+        whole, own = self._run.step.optimizer.digests()
+        data = sum_integers(groups.dp, digest.to(groups.device))
+        digests, arrived = _to_host(torch.stack([*whole.values(), *own.values(), data]))
+        self._waiting = _Waiting(
+            numbers=numbers,
+            kinds=tuple(whole),
+            digests=digests,
+            arrived=arrived,
+            data=digest_hex(digest),
+            keys=key_state_digest(self._run.config.training.seed, step.iteration),
+            generators=generator_digest(),
         )
+        if arrived is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write the line that waits, if one does.
+
+        Raises:
+            TrainingStoppedError: an earlier launch wrote another line for its iteration.
+        """
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._writer.write(*waiting.records())
 
     def close(self) -> None:
-        """Sync and close the files."""
-        self._writer.close()
+        """Write what is left, sync and close the files."""
+        try:
+            self.settle()
+        finally:
+            self._writer.close()
 
 
-def _hex(digests: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: digest_hex(total) for name, total in digests.items()}
+def step_record(step: StepMetrics) -> StepRecord:
+    """The numbers of a step, without digests."""
+    balancing = [value for name, value in step.losses.items() if "load_balancing" in name]
+    return StepRecord(
+        iteration=step.iteration,
+        consumed_samples=step.consumed_samples,
+        lm_loss=step.losses["lm loss"],
+        load_balancing_loss=sum(balancing) if balancing else None,
+        z_loss=step.losses.get(Z_LOSS_NAME),
+        mtp_losses=tuple(value for name, value in step.losses.items() if name.startswith("mtp_")),
+        grad_norm=step.grad_norm,
+        learning_rate=step.learning_rate,
+    )
+
+
+def _to_host(values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """A copy on the host, and the event after which it is complete; none where it is complete already."""
+    if values.device.type != "cuda":
+        return values, None
+    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    copy.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return copy, arrived

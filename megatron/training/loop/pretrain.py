@@ -51,7 +51,8 @@ def run_training(run: Run, started: float) -> None:
         run.tracing.open(manifest)
     observers = _observers(run, manifest, start.position)
     try:
-        with checkpoints.begin(manifest["trajectory"], run.step.schedule):
+        settle = None if fingerprints is None else fingerprints.settle
+        with checkpoints.begin(manifest["trajectory"], run.step.schedule, before_save=settle):
             _train(run, observers, fingerprints, ExitRule(run.config.training, started), checkpoints)
     finally:
         for observer in observers:

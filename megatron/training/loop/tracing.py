@@ -27,6 +27,7 @@ from megatron.core.trace.op_mode import OpMode
 from megatron.core.trace.probed_ops import DISPATCH_OPS, probe_ops
 from megatron.core.trace.probed_stage import ProbedStage
 from megatron.core.trace.recorder import Recorder
+from megatron.core.trace.tensor_digest import Digester
 from megatron.training.config.trace import TraceConfig, traced_iterations, traced_ranks
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.step import TrainStep
@@ -56,8 +57,11 @@ class Tracing:
         return self._real if self.recorder is None else probe_groups(self._real, self.recorder)
 
     def ops(self, table: OpTable) -> OpTable:
-        """The ops everything is to be built with."""
-        if self.recorder is None or self._depth < LEVELS.index("module"):
+        """The ops everything is to be built with; the recorder makes its digests with the table's own."""
+        if self.recorder is None:
+            return table
+        self.recorder.digester = Digester(table["digest_words"], table["digest_rows"])
+        if self._depth < LEVELS.index("module"):
             return table
         return probe_ops(table, self.recorder, None if self._depth >= LEVELS.index("op") else DISPATCH_OPS)
 

@@ -62,15 +62,25 @@ def test_empty_tensors_have_a_digest():
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_device_arithmetic_gives_the_host_numbers(name: str, monkeypatch: pytest.MonkeyPatch):
-    # The torch branch runs on any device; here it is made to run on this one.
+def test_ops_give_the_numbers_of_the_host(name: str):
     tensor, digester = TENSORS[name], Digester()
-    words = tensor_digest._words(tensor, 1)
-    monkeypatch.setattr(tensor_digest, "_words", lambda t, rows: torch.from_numpy(words.copy()))
-    expected = digester.whole(tensor)
-    assert expected.tolist() == _host(tensor, monkeypatch)
+    rows = tensor.shape[0] if tensor.dim() else 1
+    waiting = [
+        digester.on_device(tensor_digest._bytes(tensor, 1)[0]),
+        digester.rows_on_device(tensor_digest._padded(tensor_digest._bytes(tensor, rows))),
+    ]
+    here = [digester.whole(tensor), digester.by_row(tensor if tensor.dim() else tensor.view(1))]
+    assert digester.numbers(waiting) == here
 
 
-def _host(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    monkeypatch.undo()
-    return Digester().whole(tensor)
+def test_digests_of_many_tensors_wait_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tensor_digest, "_COLLECT_AT", 40)
+    digester = Digester()
+    tensors = [torch.randn(n, 5) for n in (1, 700, 3, 40, 5000, 2, 17)]
+    for _ in range(2):
+        waiting = []
+        for tensor in tensors:
+            waiting.append(digester.on_device(tensor_digest._bytes(tensor, 1)[0]))
+            waiting.append(digester.rows_on_device(tensor_digest._padded(tensor_digest._bytes(tensor, len(tensor)))))
+        here = [digest for tensor in tensors for digest in (digester.whole(tensor), digester.by_row(tensor))]
+        assert digester.numbers(waiting) == here

@@ -1,0 +1,75 @@
+"""The layout-free digest: which 128 bits stand for the elements of a tensor, however they are cut.
+
+A tensor is made of logical shards, a shard of words: the bits of an element as one signed integer of up to 32 bits, an
+8-byte element as two words, low one first. Word i of a shard has two odd 64-bit keys, mixed from (name, shard, i). The
+digest is, per lane, the wrapping sum of key * word over all words of all shards: any cut into pieces gives the same
+total, and a change of one word always gives another one. Of two different contents the digests are equal by chance
+only, about once in 2^64 even where nothing but signs differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+STEP, KEY_1, KEY_2, KEY_3 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93
+_MASK64 = (1 << 64) - 1
+_WORD_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 22}
+
+
+def signed(value: int) -> int:
+    """The low 64 bits of a number as a signed integer."""
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def shard_key(name: str, shard: int) -> tuple[int, int]:
+    """Two signed 64-bit keys of a logical shard."""
+    raw = hashlib.blake2b(f"{name}\0{shard}".encode(), digest_size=16).digest()
+    return signed(int.from_bytes(raw[:8], "little")), signed(int.from_bytes(raw[8:], "little"))
+
+
+def words_of(flat: torch.Tensor) -> torch.Tensor:
+    """The words of a flat contiguous tensor, as a view."""
+    return flat.detach().view(_WORD_OF_SIZE[flat.element_size()])
+
+
+def words_per_element(dtype: torch.dtype) -> int:
+    """1, or 2 for elements of 8 bytes."""
+    return 2 if dtype.itemsize == 8 else 1
+
+
+def _shift_right(x: torch.Tensor, count: int) -> torch.Tensor:
+    return (x >> count) & ((1 << (64 - count)) - 1)
+
+
+def word_keys(start: int, count: int, key: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both keys of the words ``start ... start + count`` of the shard with this ``key``."""
+    x = torch.arange(start, start + count, dtype=torch.int64, device=device) * signed(STEP) + key[0]
+    x = (x ^ _shift_right(x, 32)) * signed(KEY_1)
+    x = (x ^ _shift_right(x, 29)) * signed(KEY_2)
+    first = x ^ _shift_right(x, 32)
+    x = (first + key[1]) * signed(KEY_3)
+    return first | 1, (x ^ _shift_right(x, 32)) | 1
+
+
+def digest_of_words(words: torch.Tensor, key: tuple[int, int], start: int) -> torch.Tensor:
+    """int64 ``[2]`` for the words ``start ...`` of the shard with this ``key``."""
+    total = torch.zeros(2, dtype=torch.int64, device=words.device)
+    size = _AT_ONCE[words.device.type]
+    for at, part in enumerate(words.split(size)):
+        keys = word_keys(start + at * size, part.numel(), key, words.device)
+        wide = part.to(torch.int64)
+        total += torch.stack([(lane * wide).sum() for lane in keys])
+    return total
+
+
+def layout_free_digest(values: torch.Tensor, name: str, shard: int, start: int = 0) -> torch.Tensor:
+    """Digest of a piece of one logical shard: int64 ``[2]``, to be summed (wrapping) over all pieces and shards.
+
+    ``values`` is 1-D and holds elements ``start ...`` of the shard.
+    """
+    flat = values.detach().contiguous()
+    return digest_of_words(words_of(flat), shard_key(name, shard), start * words_per_element(flat.dtype))

@@ -1,0 +1,65 @@
+"""``digest_pieces`` in two launches for up to three tensors, each of which is read once."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.core.ops.digest_pieces.kernels.digest_pieces import digest_tiles_kernel, sum_tiles_kernel
+from megatron.core.ops.digest_pieces.table import TILE, PieceTable
+from megatron.core.ops.registry import Guarantee, Variant
+
+BLOCK = 512
+AT_ONCE = 3
+
+
+def digest_pieces(table: PieceTable, *words: torch.Tensor) -> torch.Tensor:
+    """Same contract as the reference."""
+    groups = [words[at : at + AT_ONCE] for at in range(0, len(words), AT_ONCE)]
+    return torch.cat([_up_to_three(table, group) for group in groups])
+
+
+def _up_to_three(table: PieceTable, words: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    facts, tiles, first = table.on(words[0].device)
+    count, num_tiles = len(words), tiles.shape[0]
+    out = torch.zeros(count, len(table), 2, dtype=torch.int64, device=words[0].device)
+    if not num_tiles:
+        return out
+    partial = torch.empty(count, num_tiles, 2, dtype=torch.int64, device=words[0].device)
+    second, third = words[min(1, count - 1)], words[count - 1]
+    digest_tiles_kernel[(num_tiles,)](
+        words_0_ptr=words[0],
+        words_1_ptr=second,
+        words_2_ptr=third,
+        table_ptr=facts,
+        tiles_ptr=tiles,
+        out_ptr=partial,
+        num_tiles=num_tiles,
+        COUNT=count,
+        TILE=TILE,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+    sum_tiles_kernel[(len(table), count, 2)](
+        tiles_ptr=partial,
+        first_ptr=first,
+        out_ptr=out,
+        num_tiles=num_tiles,
+        num_pieces=len(table),
+        LONGEST=table.longest,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+    return out
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=digest_pieces,
+    guarantee={"cuda": Guarantee.LAYOUT},
+    why="Wrapping sums of integers are exact in any order.",
+    sources=(
+        "megatron.core.ops.digest_pieces.kernels.digest_pieces",
+        "megatron.core.ops.digest_pieces.definition",
+        "megatron.core.ops.digest_pieces.table",
+    ),
+)
