@@ -7,6 +7,7 @@ trace-compare A B            two trace folders, event by event
 bisect -- LAUNCH             run a command in pairs until the operation that differs is found
 tax -- LAUNCH                what deterministic mode costs against the fastest the machine has
 kernels list | check         the ops, their variants and what each promises
+kernels record               take over the digests of changed kernels and their tests
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_trace_commands(commands)
     _add_tax(commands)
-    kernels = commands.add_parser("kernels", allow_abbrev=False, help="list or check the ops and their variants")
-    kernels.add_argument("action", choices=("list", "check"))
+    kernels = commands.add_parser("kernels", allow_abbrev=False, help="list, check or record ops and kernels")
+    kernels.add_argument("action", choices=("list", "check", "record"))
+    kernels.add_argument("--no-test-change", metavar="REASON", help="record: why kernels changed without their tests")
     kernels.add_argument("--json", action="store_true", help="print one JSON object")
     checkpoint = commands.add_parser("checkpoint", allow_abbrev=False, help="check or compare checkpoint folders")
     checkpoint.add_argument("action", choices=("verify", "diff"))

@@ -1,4 +1,5 @@
-"""``kernels list`` and ``kernels check``: which implementation of each op exists, and whether any is outside the books.
+"""``kernels list``, ``check`` and ``record``: which implementation of each op exists, and whether any is outside the
+books.
 
 A program of its own, ``python -m megatron.determinism.kernels``: the ops need torch, comparing runs does not.
 """
@@ -6,7 +7,7 @@ A program of its own, ``python -m megatron.determinism.kernels``: the ops need t
 from __future__ import annotations
 
 import argparse
-import ast
+import datetime
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,13 +16,12 @@ import torch
 
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import Op
+from megatron.determinism import kernel_manifest
 from megatron.determinism.report import Exit, Outcome
 
-OPS_FOLDER = Path(__file__).resolve().parents[1] / "core" / "ops"
+ROOT = Path(__file__).resolve().parents[2]
+OPS_FOLDER = ROOT / "megatron" / "core" / "ops"
 OPS_PACKAGE = "megatron.core.ops"
-KERNEL_PACKAGES = frozenset(
-    {"triton", "transformer_engine", "mamba_ssm", "causal_conv1d", "apex", "cudnn", "flash_attn"}
-)
 
 
 def list_kernels(ops: Iterable[Op]) -> Outcome:
@@ -49,9 +49,9 @@ def list_kernels(ops: Iterable[Op]) -> Outcome:
     )
 
 
-def check_kernels(ops: Iterable[Op], folder: Path, package: str = OPS_PACKAGE) -> Outcome:
+def check_kernels(ops: Iterable[Op], folder: Path, package: str = OPS_PACKAGE, further: Iterable[str] = ()) -> Outcome:
     """Whether every op has a specification, cases to test it with and a reference, and every file with a kernel under
-    ``folder`` belongs to a variant whose source hash covers it."""
+    ``folder`` belongs to a variant whose source hash covers it. ``further`` faults are reported with those found."""
     ops = list(ops)
     faults = [fault for op in ops for fault in _op_faults(op)]
     listed = {op.spec.name for op in ops}
@@ -63,12 +63,13 @@ def check_kernels(ops: Iterable[Op], folder: Path, package: str = OPS_PACKAGE) -
     hashed = {module for op in ops for v in op.variants for module in (v.fn.__module__, *v.sources)}
     for path in sorted(folder.rglob("*.py")):
         module = ".".join([package, *path.relative_to(folder).with_suffix("").parts]).removesuffix(".__init__")
-        if module not in hashed and _holds_kernel(path):
+        if module not in hashed and kernel_manifest.holds_kernel(path):
             faults.append(f"{path}: a kernel of no registered variant, so it is neither tested nor hashed")
+    faults += further
     if faults:
         return Outcome(
             exit=Exit.DIFFERENT,
-            verdict=f"{len(faults)} fault{'s' * (len(faults) != 1)} in the manifest of ops",
+            verdict=f"{len(faults)} fault{'s' * (len(faults) != 1)} in the manifest",
             details=tuple(f"  {fault}" for fault in faults),
             facts={"faults": faults},
         )
@@ -92,35 +93,33 @@ def _op_faults(op: Op) -> list[str]:
     return faults
 
 
-def _holds_kernel(path: Path) -> bool:
-    """Whether a file compiles a GPU kernel or calls an outside package of kernels."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import) and any(_root(alias.name) in KERNEL_PACKAGES for alias in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom) and _root(node.module or "") in KERNEL_PACKAGES:
-            return True
-        if isinstance(node, ast.FunctionDef) and any(_compiles(decorator) for decorator in node.decorator_list):
-            return True
-    return False
-
-
-def _compiles(decorator: ast.expr) -> bool:
-    """Whether a decorator's last name is ``jit``, called or not."""
-    name = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return ast.unparse(name).rpartition(".")[2] == "jit"
-
-
-def _root(module: str) -> str:
-    return module.partition(".")[0]
+def record_kernels(root: Path, reason: str | None) -> Outcome:
+    """Bring the manifest of kernels up to date, except where a kernel changed without its tests and no reason says
+    why."""
+    manifest, refused = kernel_manifest.record(root, kernel_manifest.read(root), reason)
+    kernel_manifest.write(root, manifest)
+    return Outcome(
+        exit=Exit.DIFFERENT if refused else Exit.SAME,
+        verdict=f"{kernel_manifest.MANIFEST}: {len(manifest)} kernel files, {len(refused)} not brought up to date",
+        details=tuple(f"  {fault}" for fault in refused),
+        facts={"faults": refused},
+    )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``kernels list`` or ``kernels check``; returns the exit code."""
+    """Run ``kernels list``, ``check`` or ``record``; returns the exit code."""
     parser = argparse.ArgumentParser(prog="megatron-determinism kernels", allow_abbrev=False)
-    parser.add_argument("action", choices=("list", "check"))
+    parser.add_argument("action", choices=("list", "check", "record"))
+    parser.add_argument("--no-test-change", metavar="REASON", help="record: why kernels changed without their tests")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
-    outcome = list_kernels(ALL_OPS) if options.action == "list" else check_kernels(ALL_OPS, OPS_FOLDER)
+    if options.action == "list":
+        outcome = list_kernels(ALL_OPS)
+    elif options.action == "check":
+        listed = kernel_manifest.faults(ROOT, kernel_manifest.read(ROOT), datetime.date.today())
+        outcome = check_kernels(ALL_OPS, OPS_FOLDER, further=listed)
+    else:
+        outcome = record_kernels(ROOT, options.no_test_change)
     return outcome.print(sys.stdout, as_json=options.json)
 
 

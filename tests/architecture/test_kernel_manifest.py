@@ -7,11 +7,13 @@ test_golden_lists.py keeps it fresh.
 from __future__ import annotations
 
 import ast
+import datetime
 import json
 from collections.abc import Iterable, Mapping
 
 import pytest
 
+from megatron.determinism.kernel_manifest import faults, read
 from tests.architecture.boundaries import KERNEL_PACKAGES
 from tests.architecture.limits import is_kernel
 from tests.architecture.sources import ROOT, Source, files_with, parse
@@ -74,6 +76,12 @@ def unhashed_kernels(variants: Mapping[str, list[str]], sources: Iterable[Source
         for module in sorted(used_modules(hashed, files) - set(hashed))
         if has_kernel(files[module])
     ]
+
+
+def test_every_kernel_file_is_listed_with_tests_that_changed_when_it_did() -> None:
+    """Each kind of fault is planted in tests/unit/determinism/test_kernel_manifest.py."""
+    found = faults(ROOT, read(ROOT), datetime.date.today())
+    assert not found, "\n".join(found)
 
 
 def test_every_kernel_belongs_to_a_variant() -> None:
