@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from megatron.core.ops.grouped_gemm.deterministic_torch_grouped import is_aligned
+from megatron.core.ops.grouped_grad import deterministic_torch_addmm
 from megatron.core.ops.grouped_grad.kernels.grouped_grad import grouped_grad_kernel
-from megatron.core.ops.launch import rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
-LAUNCH = {"BLOCK_Y": 128, "BLOCK_X": 256, "BLOCK_R": 64, "TILES": 8, "num_warps": 8, "num_stages": 4}
-"""For every shape."""
+BLOCK_R, TILES = 64, 8
+MANY_ROWS = 1024
+"""Rows per expert, on average, from which the product and not the traffic of the main gradient sets the pace."""
+WIDE = {"BLOCK_Y": 128, "BLOCK_X": 256, "num_warps": 8, "num_stages": 4}
+NARROW = {"BLOCK_Y": 128, "BLOCK_X": 128, "num_warps": 4, "num_stages": 3}
+"""Launch from and below that many rows; the tile does not change an element's order of additions."""
 
 
 def grouped_grad(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.Tensor, ends_E: torch.Tensor) -> None:
     """Same contract as the reference, for bf16; what ``ends_E`` says is not checked, so that nobody waits.
+
+    Rows that the copy engine does not take (their widths are not multiples of 16 bytes) go expert by expert.
 
     Raises:
         ValueError: there is not one end per expert, or the rows are not equally many.
@@ -24,20 +32,24 @@ def grouped_grad(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.T
         raise ValueError(f"{ends_E.shape[0]} ends for {experts} experts, {x_RX.shape[0]} and {dy_RY.shape[0]} rows")
     if not x_RX.shape[0] or not main_grad_EYX.numel():
         return
-    dy_RY, x_RX = rows_of(dy_RY.detach()), rows_of(x_RX.detach())
-    tiles = triton.cdiv(width_y, LAUNCH["BLOCK_Y"]) * triton.cdiv(width_x, LAUNCH["BLOCK_X"])
+    dy_RY, x_RX = dy_RY.detach(), x_RX.detach()
+    if not is_aligned(dy_RY) or not is_aligned(x_RX):
+        deterministic_torch_addmm.grouped_grad(main_grad_EYX, dy_RY, x_RX, ends_E)
+        return
+    launch = WIDE if x_RX.shape[0] >= MANY_ROWS * experts else NARROW
+    tiles = triton.cdiv(width_y, launch["BLOCK_Y"]) * triton.cdiv(width_x, launch["BLOCK_X"])
     grouped_grad_kernel[(tiles, experts)](
         main_ptr=main_grad_EYX.detach(),
-        dy_ptr=dy_RY,
-        x_ptr=x_RX,
+        dy_desc=TensorDescriptor.from_tensor(dy_RY, [BLOCK_R, launch["BLOCK_Y"]]),
+        x_desc=TensorDescriptor.from_tensor(x_RX, [BLOCK_R, launch["BLOCK_X"]]),
         ends_ptr=ends_E,
         width_y=width_y,
         width_x=width_x,
         main_e=main_grad_EYX.stride(0),
         main_y=main_grad_EYX.stride(1),
-        dy_stride=dy_RY.stride(0),
-        x_stride=x_RX.stride(0),
-        **LAUNCH,
+        BLOCK_R=BLOCK_R,
+        TILES=TILES,
+        **launch,
     )
 
 
@@ -47,5 +59,10 @@ VARIANT = Variant(
     guarantee={"cuda": Guarantee.RUN_TO_RUN},
     dtypes=frozenset({torch.bfloat16}),
     why="One program adds all rows of an expert to its tile, in order, and is the only one to write it.",
-    sources=("megatron.core.ops.grouped_grad.kernels.grouped_grad", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.grouped_grad.kernels.grouped_grad",
+        "megatron.core.ops.grouped_grad.deterministic_torch_addmm",
+        "megatron.core.ops.grouped_gemm.deterministic_torch_grouped",
+        "megatron.core.ops.linear_grad.deterministic_torch_addmm",
+    ),
 )

@@ -30,8 +30,8 @@ LAUNCH = {
     "decay": {"num_warps": 4},
     "states": {"num_warps": 8, "num_stages": 3},
     "scan": {"num_warps": 4, "num_stages": 3},
-    "scan_bwd_values": {"num_warps": 4, "num_stages": 1},
-    "scan_bwd_states": {"num_warps": 4, "num_stages": 1},
+    "scan_bwd_values": {"num_warps": 4, "num_stages": 3},
+    "scan_bwd_states": {"num_warps": 4, "num_stages": 3},
 }
 """Warps and stages by kernel, for every shape."""
 
@@ -215,8 +215,9 @@ class _SSDScan(torch.autograd.Function):
         sizes, dy_BSND = ctx.sizes, dy_BSND.contiguous()
         k_tile = min(SCAN_STATE_TILE, sizes.block_k)
         k_tiles = triton.cdiv(sizes.num_state, k_tile)
-        # The gradient of step; then that of the log decays: pairs inside chunks, and one part per tile of K.
+        # The gradient of step; then that of the log decays: what needs no state, and one part per tile of K.
         dwork = work.new_empty(2 + k_tiles, *work.shape[1:])
+        pairs = x_BSND.new_empty(sizes.batch, sizes.chunks, sizes.groups, sizes.chunk, sizes.chunk)
         parts = x_BSND.new_empty(3, sizes.batch * sizes.chunks, sizes.heads, dtype=torch.float32)
         dx_BSND, dB_BSGK, dC_BSGK = (
             torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x_BSND, B_BSGK, C_BSGK)
@@ -229,6 +230,7 @@ class _SSDScan(torch.autograd.Function):
             "cum_ptr": work[1],
             "dstates_ptr": _states(sizes, dy_BSND, C_BSGK, work, reverse=True),
             "dy_ptr": dy_BSND,
+            "pairs_ptr": pairs,
             **sizes.counts,
             **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
             "L": sizes.chunk,
