@@ -1,0 +1,211 @@
+"""What fingerprints and traces cost a step: blocks of steps with and without them, taken in turns in one process.
+
+    python -m tools.bench.trace_cost [--json FILE] [--pattern P] [--levels semantic,module,op] [-- FLAGS ...]
+
+The model is that of examples/nemotron3_nano_proxy.sh with fewer layers (1.9 billion parameters), mock data,
+deterministic mode; FLAGS replace all of its flags. A cost is the median, over the cycles, of what a block with it took
+beyond the block without it. The steps without a trace run in the model that has the probes of that level.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron.training.config.training import FingerprintConfig
+from megatron.training.loop.build import Run, build_run
+from megatron.training.loop.fingerprints import Fingerprints, run_manifest
+from megatron.training.setup.command_line import checked_config
+from megatron.training.setup.environment import find_launch, read_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = "examples/nemotron3_nano_proxy.sh"
+PATTERN = "MEMEM*E"
+LIMITS = {"metrics": 0.001, "state": 0.01, "semantic": 0.02, "module": 0.10, "op": 2.0}
+"""Accepted costs, as parts of the step without."""
+WARM_UP, CYCLES = 4, 5
+BLOCK = {"none": 4, "semantic": 4, "module": 3, "op": 1, "kernel": 1}
+TRACED_FROM = 1_000_000
+
+
+def example_flags(pattern: str) -> list[str]:
+    """The flags of the example, with another pattern of layers."""
+    command = ["env", "LAUNCHER=echo", "bash", EXAMPLE, "--hybrid-layer-pattern", pattern]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return shlex.split(done.stdout)[1:]
+
+
+class Trainer:
+    """A run, step by step; an iteration's number only says whether it is traced."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.reader = run, run.reader(run.splits.train)
+        self._iteration, self._consumed = 0, 0
+
+    def block(self, steps: int, *, traced: bool = False, fingerprints: Fingerprints | None = None) -> float:
+        """Seconds a step of so many, everything they leave behind included."""
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._iteration += 1
+            number = self._iteration + TRACED_FROM * traced
+            step = self.run.step.run(self.reader, number, self._consumed)
+            self._consumed = step.consumed_samples
+            if fingerprints is not None:
+                fingerprints.on_step(step, self.reader)
+        if fingerprints is not None:
+            fingerprints.settle()
+        self.wait()
+        return (time.perf_counter() - start) / steps
+
+    def wait(self) -> None:
+        """Until the device is idle."""
+        if self.run.groups.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def build(flags: list[str]) -> Run:
+    """A run of one process; the argument dump is not shown."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return build_run(checked_config(flags), find_launch(read_environment()))
+
+
+def cost(plain: list[float], more: list[float]) -> dict[str, float]:
+    """Seconds a step and the part that was added."""
+    added = [b / a - 1 for a, b in zip(plain, more, strict=True)]
+    return {"step_s": statistics.median(plain), "with_s": statistics.median(more), "cost": statistics.median(added)}
+
+
+def fingerprint_costs(flags: list[str], folder: Path) -> dict[str, dict[str, float]]:
+    """Costs of both fingerprint levels, and what the digests take by themselves."""
+    run = build(flags)
+    manifest, writers = run_manifest(run, 0), {}
+    for level in ("metrics", "state"):
+        settings = FingerprintConfig(fingerprint_dir=str(folder / level), fingerprint_level=level)
+        writers[level] = Fingerprints(replace(run, config=replace(run.config, fingerprint=settings)), manifest)
+    trainer = Trainer(run)
+    for writer in (None, *writers.values()):
+        trainer.block(WARM_UP, fingerprints=writer)
+    taken: dict[str, list[float]] = {"none": [], **{level: [] for level in writers}}
+    for _ in range(CYCLES):
+        for level, times in taken.items():
+            times.append(trainer.block(BLOCK["none"], fingerprints=writers.get(level)))
+    found = {level: cost(taken["none"], taken[level]) for level in writers}
+    alone = alone_s(run.step.optimizer.digests, trainer)
+    found["state"] |= {"digests_s": alone, "parameters": float(parameters(run))}
+    for writer in writers.values():
+        writer.close()
+    return found
+
+
+def alone_s(work: Callable[[], Any], trainer: Trainer) -> float:
+    """Seconds one call takes on an idle device, the median of five."""
+    times = []
+    for _ in range(6):
+        trainer.wait()
+        start = time.perf_counter()
+        work()
+        trainer.wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def parameters(run: Run) -> int:
+    """Elements of all parameters of this rank."""
+    return sum(p.numel() for chunk in run.chunks for p in chunk.model_parameters())
+
+
+def trace_cost(flags: list[str], folder: Path, level: str) -> dict[str, float]:
+    """The cost of one trace level, and how much it writes."""
+    window = f"{TRACED_FROM}:{2 * TRACED_FROM}"
+    run = build([*flags, "--trace-dir", str(folder), "--trace-level", level, "--trace-iterations", window])
+    if run.tracing is None:
+        raise RuntimeError("the run is not traced")
+    run.tracing.open(run_manifest(run, 0))
+    trainer = Trainer(run)
+    trainer.block(WARM_UP)
+    trainer.block(2, traced=True)
+    before = written(folder)
+    plain, traced = [], []
+    for _ in range(CYCLES):
+        plain.append(trainer.block(BLOCK[level]))
+        traced.append(trainer.block(BLOCK[level], traced=True))
+    steps = CYCLES * BLOCK[level]
+    lines, size = (after - first for after, first in zip(written(folder), before, strict=True))
+    run.tracing.close()
+    return {**cost(plain, traced), "lines_a_step": lines / steps, "bytes_a_step": size / steps}
+
+
+def written(folder: Path) -> tuple[int, int]:
+    """Lines and bytes of the trace so far."""
+    raw = b"".join(path.read_bytes() for path in folder.glob("trace_rank_*.jsonl"))
+    return raw.count(b"\n"), len(raw)
+
+
+def free() -> None:
+    """Give the memory of the last run back."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def show(name: str, found: dict[str, float]) -> None:
+    """One row."""
+    limit = LIMITS.get(name)
+    said = "" if limit is None else f"at most {limit:.1%}: {'yes' if found['cost'] <= limit else 'NO'}"
+    more = f"digests alone {found['digests_s'] * 1000:.2f} ms" if "digests_s" in found else ""
+    if "lines_a_step" in found:
+        more = f"{found['lines_a_step']:.0f} lines, {found['bytes_a_step'] / 2**20:.1f} MiB a step"
+    times = f"{found['step_s'] * 1000:9.1f} {found['with_s'] * 1000:9.1f} {found['cost']:9.2%}"
+    print(f"{name:10} {times}  {said:20} {more}", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--pattern", default=PATTERN)
+    parser.add_argument("--levels", default="semantic,module,op")
+    options = parser.parse_args(words[:split])
+    flags = words[split + 1 :] or example_flags(options.pattern)
+    folder = Path(tempfile.mkdtemp(prefix="trace_cost_"))
+    results: dict[str, Any] = {"flags": flags, "device": device_name()}
+    print(f"{device_name()}\n{'what':10} {'step ms':>9} {'with ms':>9} {'cost':>9}")
+    try:
+        found = fingerprint_costs(flags, folder)
+        for level in ("metrics", "state"):
+            show(level, found[level])
+        for level in options.levels.split(",") if options.levels else ():
+            free()
+            found[level] = trace_cost(flags, folder / level, level)
+            show(level, found[level])
+    finally:
+        shutil.rmtree(folder)
+    if options.json is not None:
+        options.json.write_text(json.dumps({**results, "costs": found, "limits": LIMITS}, indent=1) + "\n", "utf-8")
+
+
+def device_name() -> str:
+    """What it runs on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    main()
