@@ -75,7 +75,7 @@ def find_source(config: CheckpointConfig) -> Source | None:
         DamagedInputError: the named one is missing, incomplete or damaged, or ``--exit-on-missing-checkpoint`` is
             given and there is none.
     """
-    folder = None if config.load is None else find_checkpoint(Path(config.load), config.ckpt_step)
+    folder = None if config.load is None else _checkpoint_to_load(Path(config.load), config.ckpt_step)
     weights_only = config.finetune
     if folder is None and config.pretrained_checkpoint is not None:
         folder, weights_only = find_checkpoint(Path(config.pretrained_checkpoint)), True
@@ -87,6 +87,41 @@ def find_source(config: CheckpointConfig) -> Source | None:
             raise DamagedInputError(f"{marker}: no such file, and --exit-on-missing-checkpoint is given")
         return None
     return Source(folder=folder, facts=read_facts(folder), weights_only=weights_only)
+
+
+def _checkpoint_to_load(root: Path, iteration: int | None) -> Path | None:
+    try:
+        return find_checkpoint(root, iteration)
+    except DamagedInputError as error:
+        raise DamagedInputError(f"{error}; change --load, or choose an iteration with --ckpt-step") from error
+
+
+def require_nothing_to_load(config: CheckpointConfig) -> list[str]:
+    """Where ``find_source`` has found nothing: a folder that is empty or missing, or one that the run saves into itself
+    and that holds no checkpoint yet, means a start from the seed. Returns words that say so.
+
+    Raises:
+        DamagedInputError: ``--load`` names a folder with checkpoints that no marker names, or with other things.
+    """
+    if config.load is None:
+        return []
+    root = Path(config.load)
+    unnamed = sorted(path.name for path in root.glob("iter_*") if not path.name.endswith(".part"))
+    if unnamed:
+        shown = ", ".join(unnamed[:4]) + ", ..." * (len(unnamed) > 4)
+        raise DamagedInputError(
+            f"{root} has {shown} but no {MARKER_FILE}, which names the newest checkpoint; choose one with --ckpt-step, "
+            "or change --load"
+        )
+    own = config.save is not None and Path(config.save).resolve() == root.resolve()
+    others = sorted(path.name for path in root.iterdir()) if root.is_dir() and not own else []
+    if others:
+        shown = ", ".join(others[:4]) + ", ..." * (len(others) > 4)
+        raise DamagedInputError(
+            f"{root} holds no checkpoint: there is no {MARKER_FILE}, but {shown}; change --load, or choose an "
+            "iteration with --ckpt-step"
+        )
+    return [f"--load {root} holds no checkpoint: training starts from the seed"]
 
 
 def with_stored_layout(given: RunConfig, source: Source | None) -> RunConfig:

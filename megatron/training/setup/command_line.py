@@ -25,6 +25,7 @@ from megatron.training.config.folder_rules import folder_problems
 from megatron.training.config.resolve import known_logical_layout, resolution_notes, resolve
 from megatron.training.config.resume_rules import (
     find_source,
+    require_nothing_to_load,
     require_same_model,
     resume_problems,
     with_stored_layout,
@@ -71,7 +72,10 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     if problems:
         raise ConfigError(problems)
     config = resolve(given, world_size)
-    if source is not None:
+    fresh: list[str] = []
+    if source is None:
+        fresh = require_nothing_to_load(config.checkpoint)
+    else:
         require_same_model(config, source)
         problems = resume_problems(config, known_logical_layout(config), source)
     if problems:
@@ -79,7 +83,7 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     return StartUp(
         config=config,
         launch=launch,
-        notes=(*parsed.notes, *resolution_notes(parsed.config, config)),
+        notes=(*parsed.notes, *resolution_notes(parsed.config, config), *fresh),
         to_export=values_to_set(environment, config.numerics),
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts
-from megatron.core.dist_checkpointing.folder import MARKER_FILE, iteration_folder
+from megatron.core.dist_checkpointing.folder import MARKER_FILE, iteration_folder, part_folder
 from megatron.training.config.resolve import known_logical_layout, logical_layout
 from megatron.training.config.resume_rules import (
     MODEL_MAY_CHANGE,
@@ -22,7 +22,8 @@ from megatron.training.config.resume_rules import (
     with_stored_layout,
 )
 from megatron.training.config.run import RunConfig
-from tests.support.settings import effective, given
+from megatron.training.setup.command_line import start_up
+from tests.support.settings import SMALL, effective, given
 
 LOAD = ("--load", "x")
 
@@ -229,3 +230,51 @@ def test_settings_that_go_together() -> None:
     config = given(*words.split()).checkpoint
     assert config.problems() == []
     assert config.save_interval == 2
+
+
+def _start(*words: str) -> tuple[str, ...]:
+    """Notes of a start with these flags, checked as a launch does."""
+    return start_up([*SMALL, *words], {}).notes
+
+
+def test_an_empty_or_missing_folder_is_a_start_from_the_seed_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.log").touch()
+    part_folder(tmp_path / "own", 4).mkdir()
+    (tmp_path / "empty").mkdir()
+    for name, more in {
+        "none": (),
+        "empty": (),
+        "own": ("--save", str(tmp_path / "own"), "--save-interval", "2"),
+    }.items():
+        folder = str(tmp_path / name)
+        (note,) = _start("--load", folder, *more)
+        assert note == f"--load {folder} holds no checkpoint: training starts from the seed"
+
+
+@pytest.mark.parametrize(
+    "what", ["a complete checkpoint", "Megatron's folder", "another program's model", "an old one"]
+)
+def test_a_folder_with_something_else_in_it_is_no_start_from_the_seed(tmp_path: Path, what: str) -> None:
+    own: tuple[str, ...] = ("--save", str(tmp_path), "--save-interval", "2")
+    if what == "a complete checkpoint":
+        write(tmp_path, 4)
+        (tmp_path / MARKER_FILE).unlink()
+    elif what == "Megatron's folder":
+        (tmp_path / "iter_0000500" / ".metadata").mkdir(parents=True)
+    elif what == "an old one":
+        (tmp_path / "iter_0000004.old").mkdir()
+    else:
+        own = ()
+        (tmp_path / "model.safetensors").touch()
+    with pytest.raises(DamagedInputError) as refused:
+        _start("--load", str(tmp_path), *own)
+    named = "model.safetensors" if not own else "iter_0000"
+    assert all(word in str(refused.value) for word in (str(tmp_path), named, MARKER_FILE, "--load", "--ckpt-step"))
+
+
+def test_a_marker_that_is_none_names_the_flags(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    (tmp_path / MARKER_FILE).write_text("release")
+    with pytest.raises(DamagedInputError, match=r"'release', not an iteration; change --load, or .* --ckpt-step"):
+        _start("--load", str(tmp_path))
