@@ -32,14 +32,18 @@ class Blend:
 
 
 def parse_blend(words: Sequence[str], flag: str) -> Blend:
-    """``p1 p2 ...`` or ``w1 p1 w2 p2 ...``; an odd number of words, or one without numbers, has no weights.
+    """``p1 p2 ...`` or ``w1 p1 w2 p2 ...``; words without numbers among them have no weights.
 
     Raises:
-        ConfigError: some of the words in the weights' places are numbers and some are not; a weight is not above 0; or
-            there are too many members.
+        ConfigError: some of the words in the weights' places are numbers and some are not; a number is without its
+            prefix; a weight is not above 0; or there are too many members.
     """
     weights = [_number(word) for word in words[::2]] if len(words) % 2 == 0 else []
     given = f"{flag} {' '.join(words[:8])}{' ...' if len(words) > 8 else ''}"
+    numbers = [word for word in words if _number(word) is not None]
+    if numbers and len(words) % 2:
+        needed = f"a prefix behind every weight, or no weights; {len(words)} words with {numbers[0]!r} are neither"
+        raise ConfigError([Problem(given, needed, f"{flag}; a file whose name is a number as ./{numbers[0]}")])
     if not weights or all(weight is None for weight in weights):
         blend = Blend(prefixes=tuple(word.strip() for word in words), weights=None)
     elif any(weight is None for weight in weights):

@@ -32,7 +32,8 @@ def split_problems(split: str) -> list[Problem]:
     except ValueError:
         return [Problem(given, "up to three plain numbers", change)]
     if not 1 <= len(shares) <= len(SPLIT_NAMES) or "-" in split:
-        return [Problem(given, f"one to three numbers of 0 or more, found {picked}", change)]
+        found = ", ".join(picked) or "none"
+        return [Problem(given, f"one to three numbers of 0 or more, found {found}", change)]
     if sum(shares) <= 0:
         return [Problem(given, "at least one share above 0", change)]
     return []

@@ -148,7 +148,7 @@ def topology_problems(world: int, tp: int, pp: int, ep: int, etp: int) -> list[P
     if world % (tp * pp):
         problems.append(
             Problem(
-                f"{world} processes with --tensor-model-parallel-size {tp} and --pipeline-model-parallel-size {pp}",
+                f"{_processes(world)} with --tensor-model-parallel-size {tp} and --pipeline-model-parallel-size {pp}",
                 f"the number of processes to be a multiple of {tp} * {pp} = {tp * pp}",
                 "the number of processes started (torchrun --nproc-per-node, --nnodes) or one of the two flags",
             )
@@ -156,13 +156,17 @@ def topology_problems(world: int, tp: int, pp: int, ep: int, etp: int) -> list[P
     elif world % (etp * ep * pp):
         problems.append(
             Problem(
-                f"{world} processes with --expert-tensor-parallel-size {etp}, --expert-model-parallel-size {ep} "
+                f"{_processes(world)} with --expert-tensor-parallel-size {etp}, --expert-model-parallel-size {ep} "
                 f"and --pipeline-model-parallel-size {pp}",
                 f"the number of processes to be a multiple of {etp} * {ep} * {pp} = {etp * ep * pp}",
                 "--expert-model-parallel-size or --expert-tensor-parallel-size (default: the tensor-parallel size)",
             )
         )
     return problems
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' * (count != 1)}"
 
 
 def plan_topology(*, world: int, tp: int = 1, pp: int = 1, ep: int = 1, etp: int | None = None) -> Topology:

@@ -81,7 +81,7 @@ class Checkpointer:
             try:
                 require_writable(Path(self._settings.save))
             except OSError as failure:
-                error = str(failure)
+                error = f"{failure.filename or self._settings.save}: {failure.strerror}"
         failures = group.failures(error)
         if failures:
             needed = "a folder that can be written"

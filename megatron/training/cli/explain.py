@@ -14,7 +14,7 @@ _MIN_LIKENESS = 0.7
 
 
 def nearest_names(spelling: str, known: Sequence[str]) -> list[str]:
-    """Up to three known flags that look like ``spelling``, the likeliest first.
+    """Up to three of the known flags that look like ``spelling``, the likeliest first.
 
     A flag that ``spelling`` abbreviates or spells with underscores counts as likely whatever its length.
     """
@@ -46,11 +46,21 @@ def missing_value(spelling: str, shape: str) -> Problem:
     )
 
 
-def surplus_value(spelling: str, value: str, takes: str) -> Problem:
-    """A value stands behind a flag that takes none, or no more."""
-    return Problem(f"{value!r} after {spelling}", f"{takes} for {spelling}", "remove it, or quote a value with spaces")
+def surplus_values(spelling: str, values: Sequence[str], takes: str) -> Problem:
+    """Values stand behind a flag that takes none, or no more."""
+    given = f"{_quoted(values)} after {spelling}"
+    return Problem(given, f"{takes} for {spelling}", f"remove {_it(values)}, or quote a value with spaces")
 
 
-def stray_value(value: str) -> Problem:
-    """A word at the start of the command line belongs to no flag."""
-    return Problem(f"{value!r}", "a flag (--name) before every value", "name the flag, or remove the word")
+def stray_values(values: Sequence[str]) -> Problem:
+    """Words at the start of the command line belong to no flag."""
+    change = f"name the flag, or remove {_it(values)}"
+    return Problem(_quoted(values), "a flag (--name) before every value", change)
+
+
+def _quoted(values: Sequence[str]) -> str:
+    return " ".join(repr(value) for value in values)
+
+
+def _it(values: Sequence[str]) -> str:
+    return "it" if len(values) == 1 else "them"

@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.fields import Flag, flags_of
-from megatron.training.cli.explain import missing_value, stray_value, surplus_value, unknown_flag, value_shape
+from megatron.training.cli.explain import missing_value, stray_values, surplus_values, unknown_flag, value_shape
 from megatron.training.config.legacy import LegacyFlag
 from megatron.training.config.legacy_table import MEGATRON_FLAGS
 from megatron.training.config.run import RunConfig, config_classes
@@ -90,6 +90,7 @@ def parse_run_config(argv: Sequence[str]) -> RunConfig:
 
 def _words(argv: Sequence[str], problems: list[Problem]) -> Iterator[_Word]:
     current: _Word | None = None
+    strays: list[str] = []
     for token in argv:
         if token.startswith("--") and len(token) > 2:
             if current is not None:
@@ -97,9 +98,11 @@ def _words(argv: Sequence[str], problems: list[Problem]) -> Iterator[_Word]:
             spelling, equals, attached = token.partition("=")
             current = _Word(spelling, attached if equals else None, [])
         elif current is None:
-            problems.append(stray_value(token))
+            strays.append(token)
         else:
             current.values.append(token)
+    if strays:
+        problems.append(stray_values(strays))
     if current is not None:
         yield current
 
@@ -135,7 +138,7 @@ class _Reading:
         elif (switch := self._taken_back(word.spelling)) is not None:
             self._take_ours(word, switch, back=True)
         else:
-            problem, names = unknown_flag(word.spelling, (*self.flags, *MEGATRON_FLAGS.spellings))
+            problem, names = unknown_flag(word.spelling, (*self.flags, *MEGATRON_FLAGS.usable_spellings))
             self.problems.append(problem)
             self.doubtful.update(names)
 
@@ -194,7 +197,8 @@ class _Reading:
         if not texts and arity in ("1", "+"):
             self.problems.append(missing_value(word.spelling, shape))
         takes = "no value" if limit == 0 else "one value"
-        self.problems.extend(surplus_value(word.spelling, text, takes) for text in texts[limit:])
+        if texts[limit:]:
+            self.problems.append(surplus_values(word.spelling, texts[limit:], takes))
         return texts[:limit]
 
     def _convert(self, flag: Flag, spelling: str, text: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.fields import operational, trajectory
+from megatron.core.datasets.blended import parse_blend
 from megatron.core.datasets.splits import split_problems
 from megatron.core.tokenizers.build import TokenizerChoice, tokenizer_problems
 
@@ -116,7 +117,17 @@ class DataConfig:
                     "leave out --split",
                 )
             )
+        for flag in ("--data-path", *PER_SPLIT_FLAGS):
+            found += _blend_problems(getattr(self, flag[2:].replace("-", "_")), flag)
         return found
+
+
+def _blend_problems(words: tuple[str, ...] | None, flag: str) -> tuple[Problem, ...]:
+    try:
+        parse_blend(words or (), flag)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)

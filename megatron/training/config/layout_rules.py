@@ -125,7 +125,7 @@ def _logical_problems(config: RunConfig, world_size: int) -> Iterator[Problem]:
     if ldp is None or world_size % (tp * pp):
         return
     dp, flag = world_size // (tp * pp), "--logical-data-parallel-size"
-    launch = f"{world_size} processes / ({tp} * {pp}) = {dp} data-parallel ranks"
+    launch = f"{world_size} process{'es' * (world_size != 1)} / ({tp} * {pp}) = {dp} data-parallel ranks"
     if ldp % dp:
         smaller = ", ".join(str(n) for n in range(1, ldp + 1) if ldp % n == 0)
         yield Problem(

@@ -120,9 +120,9 @@ class LegacyTable:
             raise ValueError(f"legacy flags listed twice: {', '.join(twice)}")
 
     @property
-    def spellings(self) -> tuple[str, ...]:
-        """Every spelling that is written out, for nearest names."""
-        return tuple(self._exact)
+    def usable_spellings(self) -> tuple[str, ...]:
+        """Every spelling that is written out and taken, for nearest names."""
+        return tuple(spelling for spelling, flag in self._exact.items() if flag.kind != "refused")
 
     def find(self, spelling: str) -> LegacyFlag | None:
         """The entry about a flag, or ``None``."""

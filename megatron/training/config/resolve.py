@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megatron.core.config.fields import spelling_of
 from megatron.core.config.optimizer import DistributedDataParallelConfig, SchedulerConfig
 from megatron.core.config.parallel import ModelParallelConfig
 from megatron.core.config.transformer import TransformerConfig
@@ -37,6 +38,13 @@ from megatron.core.tokenizers.tiktoken import DEFAULT_VOCAB_SIZE
 from megatron.training.config.data import DataConfig, TokenizerConfig, padded_vocabulary
 from megatron.training.config.run import RunConfig
 from megatron.training.config.training import TrainingConfig
+
+_IDLE_WITHOUT = {
+    "--save": ("checkpoint", "save", ("save_interval", "save_optim", "save_rng")),
+    "--fingerprint-dir": ("fingerprint", "fingerprint_dir", ("fingerprint_interval", "fingerprint_level")),
+    "--tensorboard-dir": ("logging", "tensorboard_dir", ("tensorboard_log_interval",)),
+}
+"""Flag without which others are idle: their group, the flag's field, the others' fields."""
 
 
 def resolve(config: RunConfig, world_size: int) -> RunConfig:
@@ -171,6 +179,13 @@ def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
     before, after = given.model.mtp_num_layers, resolved.model.prediction_depths
     if before is not None and before != after:
         notes.append(f"--mtp-num-layers {before} has no effect: the pattern has {after} / parts")
+    notes += [
+        f"{spelling_of(type(getattr(given, group)), name)} has no effect without {switch}"
+        for switch, (group, on, names) in _IDLE_WITHOUT.items()
+        if getattr(getattr(given, group), on) is None
+        for name in names
+        if getattr(getattr(given, group), name) != getattr(type(getattr(given, group))(), name)
+    ]
     return notes
 
 

@@ -59,6 +59,11 @@ def traced_ranks(config: TraceConfig, world_size: int) -> tuple[int, ...]:
 def trace_problems(config: TraceConfig, world_size: int) -> list[Problem]:
     """What is wrong with the trace flags."""
     problems = []
+    plain = TraceConfig()
+    for name in ("trace_level", "trace_iterations", "trace_ranks", "trace_dump"):
+        value, flag = getattr(config, name), "--" + name.replace("_", "-")
+        if config.trace_dir is None and value != getattr(plain, name):
+            problems.append(Problem(f"{flag} {value} without --trace-dir", "a folder to trace into", "add --trace-dir"))
     try:
         traced_iterations(config)
     except ValueError:

@@ -76,9 +76,18 @@ def tokenizer_from(config: TokenizerConfig) -> Tokenizer:
     """The tokenizer that the settings name.
 
     Raises:
-        ConfigError, DamagedInputError: see ``build_tokenizer``.
+        ConfigError, DamagedInputError: see ``build_tokenizer``; what is damaged is named with its flag.
     """
-    return build_tokenizer(config.choice())
+    try:
+        return build_tokenizer(config.choice())
+    except DamagedInputError as error:
+        files = {
+            "--tokenizer-model": config.tokenizer_model,
+            "--vocab-file": config.vocab_file,
+            "--merge-file": config.merge_file,
+        }
+        flags = " or ".join(flag for flag, value in files.items() if value)
+        raise DamagedInputError(f"{error}; change {flags}, or --tokenizer-type") from error
 
 
 def build_datasets(

@@ -69,7 +69,7 @@ def test_requests_are_rounded_up_twice():
         (("a", "b"), ("a", "b"), None),
         (("0.3", "a", "7", "b"), ("a", "b"), (0.3, 7.0)),
         (("1", "a"), ("a",), (1.0,)),
-        (("1", "a", "2"), ("1", "a", "2"), None),
+        (("./1", "a", "./2"), ("./1", "a", "./2"), None),
     ],
 )
 def test_spelling(words, prefixes, weights):
@@ -78,7 +78,9 @@ def test_spelling(words, prefixes, weights):
     assert blend.is_single == (words == ("a",))
 
 
-@pytest.mark.parametrize("words", [("1", "a", "x", "b"), ("0", "a"), ("-1", "a", "2", "b"), ("nan", "a"), ("inf", "a")])
+@pytest.mark.parametrize(
+    "words", [("1", "a", "x", "b"), ("0", "a"), ("-1", "a", "2", "b"), ("nan", "a"), ("inf", "a"), ("1", "a", "2")]
+)
 def test_bad_spelling_is_refused(words):
     with pytest.raises(ConfigError, match="--train-data-path"):
         parse_blend(words, "--train-data-path")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron.core.config.fields import flags_of
 from megatron.training.cli.explain import nearest_names, unknown_flag, value_shape
+from megatron.training.cli.parser import parse
 from megatron.training.config.run import config_classes
 
 KNOWN = ("--seq-length", "--sequence-parallel", "--hidden-size", "--seed")
@@ -26,3 +27,11 @@ def test_every_flag_with_a_value_has_a_shape():
     for cls in config_classes().values():
         for flag in flags_of(cls):
             assert flag.is_switch or value_shape(flag)
+
+
+def test_only_flags_that_are_taken_are_suggested():
+    """--tp-comm-overlap is Megatron's and refused; --no-overlap-p2p-communication is taken."""
+    (problem,) = parse(["--tp-comm-overlaps"]).problems
+    assert "--tp-comm" not in problem.change
+    (problem,) = parse(["--no-overlap-p2p-communications"]).problems
+    assert problem.change.startswith("did you mean --no-overlap-p2p-communication")

@@ -94,6 +94,8 @@ def test_last_of_repeated_flags_counts():
         (["--lr", "--bf16"], "given --lr without a value"),
         (["--data-path"], "given --data-path without a value; needed: some text"),
         (["--lr", "1", "2"], "given '2' after --lr; needed: one value for --lr"),
+        (["--lr", "1", "2", "3"], "given '2' '3' after --lr; needed: one value for --lr"),
+        (["one", "two"], "given 'one' 'two'; needed: a flag (--name) before every value; change: name the flag, or"),
         (["--bf16", "true"], "given 'true' after --bf16; needed: no value for --bf16"),
         (["--bf16=true"], "given 'true' after --bf16"),
         (["64", "--bf16"], "given '64'; needed: a flag (--name) before every value"),

@@ -76,7 +76,7 @@ def test_flag_is_refused_once_with_a_reason(words: str, expected: str):
 
 
 def test_every_refusal_and_every_warning_is_a_sentence_with_a_way_out():
-    for spelling in MEGATRON_FLAGS.spellings:
+    for spelling in (entry.spelling for entry in MEGATRON_FLAGS.entries if not entry.spelling.endswith("*")):
         flag = MEGATRON_FLAGS.find(spelling)
         assert flag is not None and flag.reason
         problem = flag.problem(spelling, ["nothing-like-this"])

@@ -241,3 +241,14 @@ def test_layout_and_micro_batches():
 def test_layout_of_an_unresolved_configuration_is_a_mistake():
     with pytest.raises(ValueError, match="resolve and validate"):
         logical_layout(given())
+
+
+def test_flags_that_wait_for_another_one_are_announced():
+    words = ["--save-interval", "3", "--fingerprint-level", "metrics", "--tensorboard-log-interval", "5"]
+    assert resolution_notes(given(*words), effective(*words)) == [
+        "--save-interval has no effect without --save",
+        "--fingerprint-level has no effect without --fingerprint-dir",
+        "--tensorboard-log-interval has no effect without --tensorboard-dir",
+    ]
+    words += ["--save", "a", "--fingerprint-dir", "b", "--tensorboard-dir", "c"]
+    assert resolution_notes(given(*words), effective(*words)) == []

@@ -319,3 +319,10 @@ def test_without_cache_ids_are_checked_in_samples(tmp_path: Path):
 def test_tokenizer_from_settings():
     config = TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=50, null_tokenizer_eod_id=3)
     assert (tokenizer_from(config).vocab_size, tokenizer_from(config).eod) == (50, 3)
+
+
+def test_a_damaged_tokenizer_file_is_named_with_its_flag(tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    config = TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path))
+    with pytest.raises(DamagedInputError, match=r"tokenizer\.json.*; change --tokenizer-model, or --tokenizer-type"):
+        tokenizer_from(config)
