@@ -52,7 +52,7 @@ class Leg:
     @property
     def deterministic(self) -> bool:
         """Whether it ran in deterministic mode."""
-        return bool(self.manifest["trajectory"]["recipe"]["numerics"]["deterministic_mode"])
+        return bool(self.manifest["launch"]["switches"]["deterministic_algorithms"])
 
     @property
     def ops(self) -> dict[str, str]:

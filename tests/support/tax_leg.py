@@ -47,10 +47,7 @@ def main(kind: str, words: list[str]) -> str | None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     chosen = FAST_OPS if variants == "fastest" else OPS
     manifest = {
-        "trajectory": {
-            "recipe": {"numerics": {"deterministic_mode": strict}},
-            "ops": {op: {"variant": variant} for op, variant in chosen.items()},
-        },
+        "trajectory": {"ops": {op: {"variant": variant} for op, variant in chosen.items()}},
         "launch": {
             "world_size": 2 if kind == "gpu" else 1,
             "argv": words,
