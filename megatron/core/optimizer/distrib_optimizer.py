@@ -74,9 +74,7 @@ class Optimizer:
         self._digested = (WEIGHTS, MAIN_PARAMS, *moments)
         self.step_count = 0
         self._update, self._norm_blocks = update_rule(config, ops), ops["norm_blocks"]
-        self._state_digests = StateDigests(
-            self.states, ops["digest_pieces"], lambda spec: counts_here(spec, self.groups)
-        )
+        self.held_digests = StateDigests(self.states, ops["digest_pieces"], lambda spec: counts_here(spec, self.groups))
         self._counted_runs = tuple(
             (state, [r for span in state.buffer.owned for r in plan_runs(span, self._counts) if r.fact])
             for state in self.states
@@ -193,7 +191,7 @@ class Optimizer:
 
     def digests(self) -> tuple[Digests, Digests]:
         """``state_digests`` and ``local_digests``, from one reading of the state; call it on all ranks."""
-        mine, held = self._state_digests.totals()
+        mine, held = self.held_digests.totals()
         totals = sum_integers(self.groups.world, torch.stack([mine[kind] for kind in self._digested]))
         return dict(zip(self._digested, totals, strict=True)), {kind: held[kind] for kind in self._digested}
 
@@ -205,5 +203,5 @@ class Optimizer:
     def local_digests(self) -> Digests:
         """The same of everything this rank holds, copies included and not summed over ranks: ranks that should hold
         copies of one another have equal ones."""
-        held = self._state_digests.totals()[1]
+        held = self.held_digests.totals()[1]
         return {kind: held[kind] for kind in self._digested}

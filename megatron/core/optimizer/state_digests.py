@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from megatron.core.contracts.flat_buffer import Piece, Span
+from megatron.core.contracts.flat_buffer import FlatBuffer, Piece, Span
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.ops.digest_pieces.definition import layout_free_digest, words_of
 from megatron.core.ops.digest_pieces.table import PieceAt, PieceTable
@@ -20,13 +20,59 @@ Digests = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """Flat tensors of one length that hold the same pieces; ``counted`` ``[P, 1]`` is 1 for
-    pieces that count, else 0."""
+class Held:
+    """What a rank holds of one tensor of the state: ``shards`` of parameter ``name``, ``numel`` elements of them from
+    element ``start`` of the first on."""
 
-    tensors: Mapping[str, torch.Tensor]
-    table: PieceTable
-    counted: torch.Tensor
+    kind: str
+    name: str
+    dtype: torch.dtype
+    shards: tuple[int, ...]
+    start: int
+    numel: int
+
+
+class _Source:
+    """Flat tensors of one length that hold the same pieces; ``counted`` ``[P, 1]`` is 1 for pieces that count, else
+    0."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], parts: Sequence[tuple[Piece, int]], counted: Sequence[bool]
+    ) -> None:
+        self.tensors = tensors
+        self.table = PieceTable(
+            PieceAt(name=p.spec.name, shard=p.shard, start=p.start, length=p.length, offset=offset)
+            for p, offset in parts
+        )
+        by_name: dict[str, list[Piece]] = {}
+        for piece, _ in parts:
+            by_name.setdefault(piece.spec.name, []).append(piece)
+        self.by_name = by_name
+        device = next(iter(tensors.values())).device
+        self.counted = torch.tensor(counted, dtype=torch.int64, device=device).unsqueeze(1)
+        rows = {name: row for row, name in enumerate(by_name)}
+        self._row = torch.tensor([rows[piece.spec.name] for piece, _ in parts], dtype=torch.int64, device=device)
+
+    def held(self) -> list[Held]:
+        """What the tensors hold, by kind and then by parameter."""
+        return [
+            Held(
+                kind,
+                name,
+                flat.dtype,
+                tuple(dict.fromkeys(piece.shard for piece in pieces)),
+                pieces[0].start,
+                sum(piece.length for piece in pieces),
+            )
+            for kind, flat in self.tensors.items()
+            for name, pieces in self.by_name.items()
+        ]
+
+    def by_parameter(self, digests: torch.Tensor) -> torch.Tensor:
+        """From the digests of pieces ``[kinds, P, 2]`` to those of what ``held`` lists, ``[n, 2]``."""
+        kinds = digests.shape[0]
+        total = torch.zeros(kinds, len(self.by_name), 2, dtype=torch.int64, device=digests.device)
+        return total.index_add_(1, self._row, digests).flatten(0, 1)
 
 
 class StateDigests:
@@ -37,40 +83,59 @@ class StateDigests:
         self, states: Sequence[ShardedState], op: Callable[..., torch.Tensor], counts: Callable[[ParamSpec], bool]
     ) -> None:
         self._op, self._counts = op, counts
-        self._sources: list[_Source] = []
+        self._weights: list[_Source] = []
+        self._state: list[_Source] = []
+        self._gradients: list[_Source] = []
         for state in states:
-            whole = [piece for span in state.buffer.whole for piece in span.pieces]
-            self._add(state, {WEIGHTS: state.buffer.weights}, whole, lambda piece: piece.offset)
-            self._add(state, state.tensors(), state.held(), state.offset_of)
+            buffer = state.buffer
+            whole = [piece for span in buffer.whole for piece in span.pieces]
+            owned = [piece for span in buffer.owned for piece in span.pieces]
+            self._weights.append(self._source(buffer, {WEIGHTS: buffer.weights}, whole, lambda piece: piece.offset))
+            self._state.append(self._source(buffer, state.tensors(), state.held(), state.offset_of))
+            self._gradients.append(self._source(buffer, {"gradient": buffer.grad}, owned, lambda piece: piece.offset))
 
-    def _add(
+    def _source(
         self,
-        state: ShardedState,
+        buffer: FlatBuffer,
         tensors: Mapping[str, torch.Tensor],
         pieces: Iterable[Piece],
         offset: Callable[[Piece], int],
-    ) -> None:
-        parts = list(split_by_owner(pieces, state.buffer.owned))
-        table = PieceTable(
-            PieceAt(name=p.spec.name, shard=p.shard, start=p.start, length=p.length, offset=offset(p)) for p, _ in parts
-        )
+    ) -> _Source:
+        parts = list(split_by_owner(pieces, buffer.owned))
         counted = [owned and self._counts(piece.spec) for piece, owned in parts]
-        device = state.buffer.weights.device
-        self._sources.append(
-            _Source(tensors, table, torch.tensor(counted, dtype=torch.int64, device=device).unsqueeze(1))
-        )
+        return _Source(tensors, [(piece, offset(piece)) for piece, _ in parts], counted)
+
+    def _read(self, source: _Source) -> torch.Tensor:
+        return self._op(source.table, *(words_of(flat) for flat in source.tensors.values()))
 
     def totals(self) -> tuple[Digests, Digests]:
         """Sums over the pieces that count, and over all that is held here, copies included; from one reading."""
         counted: Digests = {}
         held: Digests = {}
-        for source in self._sources:
-            digests = self._op(source.table, *(words_of(flat) for flat in source.tensors.values()))
-            for kind, of_pieces in zip(source.tensors, digests, strict=True):
+        for source in (*self._weights, *self._state):
+            for kind, of_pieces in zip(source.tensors, self._read(source), strict=True):
                 zero = torch.zeros(2, dtype=torch.int64, device=of_pieces.device)
                 counted[kind] = counted.get(kind, zero) + (of_pieces * source.counted).sum(0)
                 held[kind] = held.get(kind, zero) + of_pieces.sum(0)
         return counted, held
+
+    def weights(self) -> tuple[list[Held], torch.Tensor]:
+        """Working weights by parameter, and their digests ``[n, 2]``."""
+        return self._listed(self._weights)
+
+    def state(self) -> tuple[list[Held], torch.Tensor]:
+        """Masters and moments by kind and parameter, and their digests ``[n, 2]``."""
+        return self._listed(self._state)
+
+    def gradients(self) -> tuple[list[Held], torch.Tensor]:
+        """This rank's owned parts of the final gradient by parameter, and their digests ``[n, 2]``."""
+        return self._listed(self._gradients)
+
+    def _listed(self, sources: Sequence[_Source]) -> tuple[list[Held], torch.Tensor]:
+        listed = [source for source in sources if source.by_name]
+        nothing = torch.zeros(0, 2, dtype=torch.int64, device=sources[0].counted.device)
+        digests = [source.by_parameter(self._read(source)) for source in listed]
+        return [held for source in listed for held in source.held()], torch.cat([nothing, *digests])
 
 
 def split_by_owner(pieces: Iterable[Piece], owned: Sequence[Span]) -> Iterator[tuple[Piece, bool]]:

@@ -23,6 +23,8 @@ FORMAT = 1
 LEVELS = ("semantic", "module", "op", "kernel")
 """Each level records what the levels before it record, and more."""
 
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
 TRACE_FILES = "trace_rank_*.jsonl"
 
 
@@ -116,7 +118,7 @@ def encode_event(event: Event) -> bytes:
 
 def encode_line(line: Mapping[str, Any]) -> bytes:
     """Any object as one line."""
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return _ENCODE(line).encode() + b"\n"
 
 
 def decode_event(raw: bytes) -> Event:

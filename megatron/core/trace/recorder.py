@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ _INDEX_TYPES = frozenset({torch.int16, torch.int32, torch.int64})
 
 
 @dataclass(slots=True)
-class _Note:
+class Note:
     """A tensor as it was: metadata, and where its digests lie among the pending ones."""
 
     label: str
@@ -45,8 +45,8 @@ class _Pending:
     scope: str
     name: str
     phase: str
-    ins: list[_Note]
-    outs: list[_Note]
+    ins: list[Note]
+    outs: list[Note]
     args: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -143,17 +143,17 @@ class Recorder:
 
     # What happened.
 
-    def note(self, value: Any, label: str = "", *, rows: bool = False, flag: bool = False) -> list[_Note]:
+    def note(self, value: Any, label: str = "", *, rows: bool = False, flag: bool = False) -> list[Note]:
         """Digest every tensor in ``value`` as it is now. With ``flag`` storage that nobody wrote is marked."""
         notes = []
-        with self._unseen():
+        with self.unseen():
             for name, tensor in named_tensors(value, label):
                 if tensor.is_sparse or tensor.device.type == "meta" or tensor.layout != torch.strided:
                     continue
                 indexed = tensor.dim() > 0 and (rows or tensor.dtype in _INDEX_TYPES)
-                note = _Note(
+                note = Note(
                     label=name,
-                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    dtype=_type_name(tensor.dtype),
                     shape=tuple(tensor.shape),
                     strides=None if tensor.is_contiguous() else tensor.stride(),
                     unwritten=flag and self.unwritten.holds(tensor),
@@ -163,8 +163,17 @@ class Recorder:
                 notes.append(note)
         return notes
 
+    def note_digests(self, what: Sequence[tuple[str, torch.dtype, int]], digests: torch.Tensor) -> list[Note]:
+        """Notes of flat tensors whose digests ``[n, 2]`` were made elsewhere; ``what`` gives label, type and number of
+        elements of each."""
+        return [
+            Note(label, _type_name(dtype), (numel,), None, False, self._keep(digest), None)
+            for (label, dtype, numel), digest in zip(what, self.digester.adopt(digests), strict=True)
+        ]
+
     @contextmanager
-    def _unseen(self) -> Iterator[None]:
+    def unseen(self) -> Iterator[None]:
+        """What happens inside is work of the recorder's own, and no event."""
         was, self.busy = self.busy, True
         try:
             # Past the dispatch mode of the op level, which would cost ten times the work itself.
@@ -182,8 +191,8 @@ class Recorder:
         kind: str,
         name: str,
         *,
-        ins: list[_Note] | None = None,
-        outs: list[_Note] | None = None,
+        ins: list[Note] | None = None,
+        outs: list[Note] | None = None,
         scope: str | None = None,
         args: str = "",
         meta: Mapping[str, Any] | None = None,
@@ -218,7 +227,7 @@ class Recorder:
         # The call may have added to the facts what it chose.
         facts = dict(meta or {})
         if saved is not None:
-            with self._unseen():
+            with self.unseen():
                 facts["dump"] = saved.finish(filled)
         self.event(kind, name, ins=before, outs=after, scope=scope, args=plain_arguments(ins), meta=facts)
         return result
@@ -227,7 +236,7 @@ class Recorder:
         """Keep the arguments of an event where they are wanted; ``finish(results)`` of what comes back completes it."""
         if self._dump is None or not self._dump.wants(scope, name):
             return None
-        with self._unseen():
+        with self.unseen():
             return self._dump.begin(kind, scope, name, arguments)
 
     def flush(self) -> None:
@@ -250,8 +259,12 @@ class Recorder:
             self._write(b"".join(lines))
 
 
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _finished(pending: _Pending, occurrence: int, values: list[list[int]]) -> Event:
-    def seen(note: _Note) -> Seen:
+    def seen(note: Note) -> Seen:
         rows = () if note.by_row is None else tuple(hex64(v) for v in values[note.by_row])
         digest = "".join(hex64(v) for v in values[note.whole])
         return Seen(

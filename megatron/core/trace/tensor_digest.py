@@ -146,6 +146,14 @@ class Digester:
         queue = self._queue(raw.device)
         return _Waiting(queue, queue.put(self._rows(words, length, splits), runs), runs)
 
+    def adopt(self, digests: torch.Tensor) -> list[Digest]:
+        """Digests that were made elsewhere, int64 ``[n, 2]`` on any device."""
+        if digests.device.type == "cpu":
+            return list(digests.tolist())
+        queue = self._queue(digests.device)
+        first = queue.put(digests.t().contiguous(), len(digests)) if len(digests) else 0
+        return [_Waiting(queue, first + n) for n in range(len(digests))]
+
     def _queue(self, device: torch.device) -> _Queue:
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         if (device, stream) not in self._queues:

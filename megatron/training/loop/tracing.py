@@ -6,7 +6,7 @@ A run without --trace-dir has no ``Tracing`` and no probe anywhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ import torch
 from megatron.core.config.errors import ConfigError
 from megatron.core.contracts.stage import Stage
 from megatron.core.ops.registry import OpTable
+from megatron.core.optimizer.state_digests import WEIGHTS, Held
 from megatron.core.process_groups.collectives import barrier
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.core.process_groups.ordered_reduce import FloatSums
@@ -26,7 +27,7 @@ from megatron.core.trace.module_hooks import ModuleHooks
 from megatron.core.trace.op_mode import OpMode
 from megatron.core.trace.probed_ops import DISPATCH_OPS, probe_ops
 from megatron.core.trace.probed_stage import ProbedStage
-from megatron.core.trace.recorder import Recorder
+from megatron.core.trace.recorder import Note, Recorder
 from megatron.core.trace.tensor_digest import Digester
 from megatron.training.config.trace import TraceConfig, traced_iterations, traced_ranks
 from megatron.training.data.batches import BatchReader
@@ -135,7 +136,8 @@ class TracedStep:
         self._recorder = recorder
         step.ddp = cast(Any, _Watched(step.ddp, finalize_model_grads=self._finalize))
         step.optimizer = cast(Any, _Watched(step.optimizer, step=self._optimize))
-        self._iteration = 0
+        self._iteration, self._left = 0, -1
+        self._gradients: list[Note] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._step, name)
@@ -146,27 +148,37 @@ class TracedStep:
         with self._tracing.recording(iteration) as recorded:
             if recorded:
                 self._recorder.segment("state", iteration)
-                self._show_state("before")
+                self._show_before()
             return self._step.run(reader, iteration, consumed_samples)
 
-    def _show_state(self, name: str) -> None:
-        """One event per parameter, state tensor and router: what the step starts from, or leaves."""
+    def _show_before(self) -> None:
+        """What the step starts from: working weights and, unless they were shown as what the step before left, masters
+        and moments."""
+        self._show_weights("before")
+        if self._left != self._iteration - 1:
+            self._show(*self._noted(self._step.optimizer.held_digests.state), "before")
+
+    def _show_weights(self, at: str) -> None:
         recorder = self._recorder
+        self._show(*self._noted(self._step.optimizer.held_digests.weights), at)
         for chunk in self._chunks:
-            for param in chunk.model_parameters():
-                shards = [shard.index for shard in param.spec.shards]
-                meta = {"shards": shards, "at": name}
-                recorder.event(
-                    "state", "weights", outs=recorder.note(param, "weights"), scope=param.spec.name, meta=meta
-                )
             for router in chunk.balanced_routers():
                 outs = recorder.note(router.expert_bias_E, "expert_bias")
-                recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta={"shards": [0], "at": name})
-        for piece in self._step.optimizer.state_pieces():
-            place: dict[str, Any] = {"shards": [piece.shard], "start": piece.start, "at": name}
-            recorder.event(
-                "state", piece.kind, outs=recorder.note(piece.values, piece.kind), scope=piece.name, meta=place
-            )
+                recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta={"shards": [0], "at": at})
+
+    def _noted(self, read: Callable[[], tuple[list[Held], torch.Tensor]]) -> tuple[list[Held], list[Note]]:
+        """What this rank holds of a part of the state, by parameter, and a note of each."""
+        with self._recorder.unseen():
+            held, digests = read()
+            labels = [(f"{h.kind} of {h.name}{list(h.shards)}+{h.start}", h.dtype, h.numel) for h in held]
+            return held, self._recorder.note_digests(labels, digests)
+
+    def _show(self, held: Sequence[Held], notes: Sequence[Note], at: str) -> None:
+        """One event per parameter and state tensor."""
+        for what, note in zip(held, notes, strict=True):
+            meta = {"shards": list(what.shards), "start": what.start, "at": at}
+            name = "weights" if what.kind == WEIGHTS else what.kind
+            self._recorder.event("state", name, outs=[note], scope=what.name, meta=meta)
 
     def _finalize(self, finalize: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._recorder.active:
@@ -175,30 +187,21 @@ class TracedStep:
         before = [self._recorder.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(self._step.ddp.buffers)]
         result = finalize(*args, **kwargs)
         ins = [note for notes in before for note in notes]
-        self._recorder.event("stage", "finalize_model_grads", ins=ins, outs=self._gradients(), scope="gradients")
+        self._gradients = self._noted(self._step.optimizer.held_digests.gradients)[1]
+        self._recorder.event("stage", "finalize_model_grads", ins=ins, outs=self._gradients, scope="gradients")
         return result
-
-    def _gradients(self) -> list:
-        """Notes of this rank's owned pieces of the final gradient, by parameter."""
-        notes = []
-        for buffer in self._step.ddp.buffers:
-            for piece in (piece for span in buffer.owned for piece in span.pieces):
-                label = f"{piece.spec.name}[{piece.shard}]+{piece.start}"
-                notes += self._recorder.note(buffer.grad[piece.offset : piece.stop], label)
-        return notes
 
     def _optimize(self, take_step: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._recorder.active:
             return take_step(*args, **kwargs)
-        ins = self._gradients()
         text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
         result = take_step(*args, **kwargs)
-        outs = []
-        for piece in self._step.optimizer.state_pieces():
-            label = f"{piece.kind}:{piece.name}[{piece.shard}]+{piece.start}"
-            outs += self._recorder.note(piece.values, label)
-        self._recorder.event("stage", "optimizer_step", ins=ins, outs=outs, scope="optimizer", args=text)
-        self._show_state("after")
+        held, notes = self._noted(self._step.optimizer.held_digests.state)
+        ins = self._gradients
+        self._recorder.event("stage", "optimizer_step", ins=ins, outs=notes, scope="optimizer", args=text)
+        self._show_weights("after")
+        self._show(held, notes, "after")
+        self._left = self._iteration
         return result
 
 

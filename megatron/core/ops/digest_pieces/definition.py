@@ -10,6 +10,7 @@ only, about once in 2^64 even where nothing but signs differs.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
@@ -55,14 +56,15 @@ def word_keys(start: int, count: int, key: tuple[int, int], device: torch.device
     return first | 1, (x ^ _shift_right(x, 32)) | 1
 
 
-def digest_of_words(words: torch.Tensor, key: tuple[int, int], start: int) -> torch.Tensor:
-    """int64 ``[2]`` for the words ``start ...`` of the shard with this ``key``."""
-    total = torch.zeros(2, dtype=torch.int64, device=words.device)
-    size = _AT_ONCE[words.device.type]
-    for at, part in enumerate(words.split(size)):
-        keys = word_keys(start + at * size, part.numel(), key, words.device)
-        wide = part.to(torch.int64)
-        total += torch.stack([(lane * wide).sum() for lane in keys])
+def digest_of_words(words: Sequence[torch.Tensor], key: tuple[int, int], start: int) -> torch.Tensor:
+    """int64 ``[len(words), 2]``: each of these tensors as the words ``start ...`` of the shard with this ``key``."""
+    device = words[0].device
+    size = _AT_ONCE[device.type]
+    total = torch.zeros(len(words), 2, dtype=torch.int64, device=device)
+    for at, parts in enumerate(zip(*(flat.split(size) for flat in words), strict=True)):
+        keys = word_keys(start + at * size, parts[0].numel(), key, device)
+        wide = [part.to(torch.int64) for part in parts]
+        total += torch.stack([(lane * part).sum() for part in wide for lane in keys]).view(-1, 2)
     return total
 
 
@@ -72,4 +74,5 @@ def layout_free_digest(values: torch.Tensor, name: str, shard: int, start: int =
     ``values`` is 1-D and holds elements ``start ...`` of the shard.
     """
     flat = values.detach().contiguous()
-    return digest_of_words(words_of(flat), shard_key(name, shard), start * words_per_element(flat.dtype))
+    key, first = shard_key(name, shard), start * words_per_element(flat.dtype)
+    return digest_of_words([words_of(flat)], key, first)[0]

@@ -13,11 +13,10 @@ def digest_pieces(table: PieceTable, *words: torch.Tensor) -> torch.Tensor:
     """Layout-free digests (definition.py) of the table's pieces in each of the flat integer tensors ``words``, which
     all have the table's offsets: int64 ``[len(words), P, 2]``."""
     out = torch.zeros(len(words), len(table), 2, dtype=torch.int64, device=words[0].device)
-    for row, flat in enumerate(words):
-        for place, (piece, key) in enumerate(zip(table.pieces, table.keys, strict=True)):
-            if piece.length:
-                part = flat[piece.offset : piece.offset + piece.length]
-                out[row, place] = digest_of_words(part, key, piece.start)
+    for place, (piece, key) in enumerate(zip(table.pieces, table.keys, strict=True)):
+        if piece.length:
+            parts = [flat[piece.offset : piece.offset + piece.length] for flat in words]
+            out[:, place] = digest_of_words(parts, key, piece.start)
     return out
 
 
