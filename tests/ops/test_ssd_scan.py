@@ -36,7 +36,7 @@ def _leaves(shape, dtype, **named):
 
 def _values_and_grads(fn, args, kwargs):
     y = fn(*args, **kwargs)
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(y.dtype)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(y)
     return [y.detach(), *torch.autograd.grad(y, [*args, kwargs["dt_bias_N"]], dy)]
 
 
@@ -86,3 +86,22 @@ def test_a_recurrence_with_a_wrong_head_map_is_noticed():
     args, kwargs = _leaves(SHAPES[0], torch.float64)
     swapped = [*args[:3], args[3].flip(2), *args[4:]]
     assert not torch.allclose(reference.ssd_scan(*args, **kwargs), recurrence(*swapped, **kwargs), rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_many_heads_on_one_b_and_c_share_their_gradients():
+    """32 heads of one group: the kernel adds pairs of positions over the heads before it multiplies by B and C."""
+    triton_variant = pytest.importorskip("megatron.core.ops.ssd_scan.deterministic_triton")
+    draw = Samples(torch.Generator().manual_seed(11), torch.bfloat16, torch.device("cpu"))
+    x, dt = draw.normal(1, 150, 32, 64), draw.normal(1, 150, 32)
+    A_log, D, bias = (draw.normal(32, fp32=True) for _ in range(3))
+    B, C = draw.normal(1, 150, 1, 128), draw.normal(1, 150, 1, 128)
+
+    def run(fn, change):
+        leaves = [change(t).requires_grad_() for t in (x, dt, A_log, B, C, D, bias - 3.0)]
+        return _values_and_grads(fn, leaves[:-1], {"dt_bias_N": leaves[-1], "chunk_size": 64})
+
+    want, got = run(reference.ssd_scan, torch.Tensor.double), run(triton_variant.ssd_scan, torch.Tensor.cuda)
+    for name, left, right in zip(["y", "x", "dt", "A_log", "B", "C", "D", "bias"], got, want, strict=True):
+        size = float(right.abs().max())
+        assert float((left.double().cpu() - right).abs().max().detach()) < 2e-2 * size, name
