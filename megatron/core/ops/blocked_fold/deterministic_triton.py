@@ -1,9 +1,12 @@
-"""``blocked_fold`` as one kernel: every slot is read once, the sum is written once."""
+"""``blocked_fold`` as one kernel: every slot is read once, wherever it lies, the sum is written once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
+import triton.language as tl
 
 from megatron.core.ops.blocked_fold.kernels.blocked_fold import blocked_fold_kernel
 from megatron.core.ops.registry import Guarantee, Variant
@@ -11,24 +14,25 @@ from megatron.core.ops.registry import Guarantee, Variant
 BLOCK = 2048
 
 
-def blocked_fold(slots_Rn: torch.Tensor, block: int) -> torch.Tensor:
-    """Same contract as the reference."""
-    slots, numel = slots_Rn.shape
+def blocked_fold(
+    slots_Rn: torch.Tensor | Sequence[torch.Tensor], block: int, out_n: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Same contract as the reference; a slot may also lie in the memory of another GPU."""
+    slots = [slot_n if slot_n.stride(0) == 1 else slot_n.contiguous() for slot_n in slots_Rn]
     if not slots:
         raise ValueError("blocked_fold needs at least one slot")
-    if slots_Rn.stride(1) != 1:
-        slots_Rn = slots_Rn.contiguous()
-    wide = torch.float64 if slots_Rn.dtype == torch.float64 else torch.float32
-    out_n = torch.empty(numel, dtype=wide, device=slots_Rn.device)
+    double = slots[0].dtype == torch.float64
+    if out_n is None:
+        out_n = torch.empty(slots[0].shape, dtype=torch.float64 if double else torch.float32, device=slots[0].device)
+    numel = out_n.numel()
     if numel:
         blocked_fold_kernel[(triton.cdiv(numel, BLOCK),)](
-            slots_ptr=slots_Rn,
+            slots=tuple(slots),
             out_ptr=out_n,
             numel=numel,
-            stride=slots_Rn.stride(0),
-            SLOTS=slots,
             GROUP=block,
             BLOCK=BLOCK,
+            WIDE=tl.float64 if double else tl.float32,
             num_warps=4,
         )
     return out_n

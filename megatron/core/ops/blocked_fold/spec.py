@@ -31,7 +31,7 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
 
 SPEC = OpSpec(
     name="blocked_fold",
-    promise="blocked_fold(slots [R, n], block) -> fp32 [n]: the sum over R of equally long contributions.",
+    promise="blocked_fold(slots, block, out=None) -> fp32 [n]: the sum over R slots [n], rows of a tensor or a list.",
     order="Left to right inside blocks of `block` slots, then block sums left to right; the first term is copied.",
     cases=cases,
     tolerance={

@@ -8,17 +8,15 @@ import triton.language as tl
 
 
 @triton.jit
-def blocked_fold_kernel(
-    slots_ptr, out_ptr, numel, stride, SLOTS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr
-):
-    """out[i] = the fold over SLOTS slots in blocks of GROUP; every term is read once."""
+def blocked_fold_kernel(slots, out_ptr, numel, GROUP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """out[i] = the fold over a tuple of slots in blocks of GROUP, in the type WIDE; every term is read once."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = index < numel
-    total = tl.load(slots_ptr + index, mask=inside, other=0.0).to(out_ptr.dtype.element_ty)
+    total = tl.load(slots[0] + index, mask=inside, other=0.0).to(WIDE)
     part = total
-    for slot in tl.static_range(1, SLOTS):
-        term = tl.load(slots_ptr + slot * stride + index, mask=inside, other=0.0).to(out_ptr.dtype.element_ty)
+    for slot in tl.static_range(1, len(slots)):
+        term = tl.load(slots[slot] + index, mask=inside, other=0.0).to(WIDE)
         part = term if slot % GROUP == 0 else part + term
-        if slot % GROUP == GROUP - 1 or slot == SLOTS - 1:
+        if slot % GROUP == GROUP - 1 or slot == len(slots) - 1:
             total = part if slot < GROUP else total + part
-    tl.store(out_ptr + index, total, mask=inside)
+    tl.store(out_ptr + index, total.to(out_ptr.dtype.element_ty), mask=inside)
