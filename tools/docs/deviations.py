@@ -85,6 +85,17 @@ DEVIATIONS = (
         "arrays are trusted as they are",
     ),
     (
+        "--load of a folder without a checkpoint",
+        "a start from the seed, with a warning, where it is missing, empty or also --save; refused where it holds "
+        "anything else, or checkpoints that no marker names",
+        "a start from the seed",
+    ),
+    (
+        "--data-path with an odd number of words, one of them a number",
+        "refused: a weight without its prefix",
+        "the number is a prefix",
+    ),
+    (
         "token ids outside the vocabulary",
         "anywhere in a data file of the run: refused at the start; a new .bin is read whole once (a second or so a "
         "gigabyte), and what was found is kept beside the index cache",

@@ -79,11 +79,14 @@ def requested_sizes(
     eval_interval: int | None,
     global_batch_size: int,
     start_eval_at_iter: int | None = None,
-) -> tuple[int, int, int]:
+    eval_global_batch_size: int | None = None,
+    full_validation: bool = False,
+) -> tuple[int, int | None, int]:
     """Samples that training asks of train, valid and test.
 
     Valid: one evaluation per ``eval_interval`` iterations and one at the end, ``eval_iters`` batches each; none where
-    ``eval_interval`` is ``None``, and none before ``start_eval_at_iter``. Test: ``eval_iters`` batches.
+    ``eval_interval`` is ``None``, and none before ``start_eval_at_iter``. With ``full_validation`` it is ``None``: one
+    epoch. Test: ``eval_iters`` batches. These batches have ``eval_global_batch_size`` samples, if it is given.
     """
     evaluations = 0
     if eval_interval is not None:
@@ -91,5 +94,6 @@ def requested_sizes(
         happening = -(-train_iters // eval_interval) - (max(start, 1) - 1) // eval_interval
         # Megatron's number, on which the order of the samples depends, unless it is too small.
         evaluations = max(train_iters // eval_interval + 1 - start // eval_interval, happening, 1)
-    batch = eval_iters * global_batch_size
-    return train_samples, evaluations * batch, batch
+    batch = eval_iters * (eval_global_batch_size or global_batch_size)
+    everything = full_validation and eval_interval is not None
+    return train_samples, None if everything else evaluations * batch, batch

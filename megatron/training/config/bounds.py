@@ -78,6 +78,8 @@ LEAST = {
         "eval_iters": 0,
         "eval_interval": 1,
         "start_eval_at_iter": 0,
+        "eval_global_batch_size": 1,
+        "eval_micro_batch_size": 1,
         "manual_gc_interval": 0,
         "exit_interval": 1,
         "exit_duration_in_mins": 1,

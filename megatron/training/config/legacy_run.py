@@ -143,10 +143,9 @@ LOOP = (
     FlagFamily(kind="refused", reason="weights are always drawn before training", switches="--no-initialization"),
     FlagFamily(
         kind="refused",
-        reason="evaluation uses one validation set and the batch sizes of training",
-        change="--eval-interval and --eval-iters",
-        switches="--full-validation --multiple-validation-sets",
-        values="--eval-global-batch-size --eval-micro-batch-size",
+        reason="evaluation uses one validation set",
+        change="one --valid-data-path, or a blend",
+        switches="--multiple-validation-sets",
         lists="--validation-set-names",
     ),
     FlagFamily(

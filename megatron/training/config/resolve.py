@@ -15,6 +15,7 @@ settings may still be ``None``, which then means:
 * ``padded_vocab_size`` until ``resolve_vocabulary`` has seen the tokenizer;
 * ``distributed_backend`` until a device is known; ``dry_run_world_size``: the processes of the launch;
 * ``step_batch_size_schedule`` and ``rampup_batch_size``: one batch size; ``start_eval_at_iter``: from the start;
+* ``eval_global_batch_size`` and ``eval_micro_batch_size``: those of training;
 * ``start_weight_decay`` and ``end_weight_decay``: ``weight_decay`` throughout;
 * files, folders and intervals that switch something on.
 
@@ -156,6 +157,12 @@ def known_batch_sizes(config: RunConfig) -> BatchSizes:
     return sizes
 
 
+def eval_batch_sizes(training: TrainingConfig) -> tuple[int | None, int | None]:
+    """Sequences of a global batch and of a forward pass of an evaluation, as far as they are known."""
+    micro = 1 if training.full_validation else training.eval_micro_batch_size or training.micro_batch_size
+    return training.eval_global_batch_size or training.global_batch_size, micro
+
+
 def num_microbatches(config: RunConfig) -> int:
     """Micro-batches of each logical shard in an optimizer step at the end of a resolved configuration."""
     samples = _known(config.training.micro_batch_size, "micro_batch_size")
@@ -179,6 +186,8 @@ def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
     before, after = given.model.mtp_num_layers, resolved.model.prediction_depths
     if before is not None and before != after:
         notes.append(f"--mtp-num-layers {before} has no effect: the pattern has {after} / parts")
+    if given.training.full_validation and given.training.eval_micro_batch_size is not None:
+        notes.append("--eval-micro-batch-size has no effect: --full-validation takes one sequence per forward pass")
     notes += [
         f"{spelling_of(type(getattr(given, group)), name)} has no effect without {switch}"
         for switch, (group, on, names) in _IDLE_WITHOUT.items()

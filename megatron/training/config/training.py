@@ -35,6 +35,13 @@ class TrainingConfig:
     """Iterations between evaluations; none when not given."""
     start_eval_at_iter: int | None = trajectory(None)
     """First iteration that may be evaluated after; the first multiple of --eval-interval when not given."""
+    eval_global_batch_size: int | None = trajectory(None)
+    """Sequences per batch of an evaluation; those of --global-batch-size when not given."""
+    eval_micro_batch_size: int | None = trajectory(None)
+    """Sequences per rank in one forward pass of an evaluation; those of --micro-batch-size when not given."""
+    full_validation: bool = trajectory(False)
+    """Evaluate on the whole validation data, once through each time, one sequence per forward pass, instead of
+    --eval-iters batches."""
     skip_train: bool = operational(False)
     """Train nothing: evaluate the weights of --load once, and stop."""
     manual_gc: bool = operational(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron.core.config.errors import ConfigError, Problem
-from megatron.training.config.resolve import resolve_vocabulary, vocabulary_without_files
+from megatron.training.config.resolve import eval_batch_sizes, resolve_vocabulary, vocabulary_without_files
 from megatron.training.config.run import RunConfig
 
 
@@ -15,6 +15,7 @@ def training_problems(given: RunConfig, config: RunConfig) -> list[Problem]:
         *_length_problems(given, config),
         *_batch_problems(given),
         *_evaluation_problems(given),
+        *_evaluation_batch_problems(config),
         *_unit_problems(given),
         *_schedule_problems(given, config),
         *_weight_decay_problems(given),
@@ -68,11 +69,27 @@ def _evaluation_problems(given: RunConfig) -> Iterator[Problem]:
         for flag, used in {
             "--skip-train": training.skip_train,
             "--start-eval-at-iter": training.start_eval_at_iter is not None,
+            "--full-validation": training.full_validation,
         }.items():
             if used:
                 yield Problem(f"{flag} without --eval-interval", "evaluation to be on", "add --eval-interval")
-    elif training.skip_train and training.eval_iters == 0:
+    elif training.skip_train and training.eval_iters == 0 and not training.full_validation:
         yield Problem("--skip-train with --eval-iters 0", "something to do", "--eval-iters")
+
+
+def _evaluation_batch_problems(config: RunConfig) -> Iterator[Problem]:
+    """Batches of an evaluation are cut into micro-batches as those of training are."""
+    training, shards = config.training, config.parallel.logical_data_parallel_size
+    size, micro = eval_batch_sizes(training)
+    if size is None or micro is None or shards is None or size % (micro * shards) == 0:
+        return
+    if training.eval_global_batch_size is None and training.eval_micro_batch_size is None:
+        return
+    yield Problem(
+        f"an evaluation's batch of {size} sequences with {micro} a forward pass and {shards} logical shards",
+        f"a multiple of {micro} * {shards} = {micro * shards}",
+        "--eval-global-batch-size or --eval-micro-batch-size",
+    )
 
 
 def _unit_problems(given: RunConfig) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron.core.config.errors import DamagedInputError
+from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.contracts.stage import Stage
 from megatron.core.datasets.sampler import Sampler
 from megatron.core.datasets.splits import requested_sizes
@@ -26,6 +26,7 @@ from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tokenizers.base import Tokenizer
 from megatron.training.checkpoint.checkpointer import Checkpointer
 from megatron.training.config.resolve import (
+    eval_batch_sizes,
     known_batch_sizes,
     logical_layout,
     pattern_of,
@@ -33,7 +34,8 @@ from megatron.training.config.resolve import (
     topology_of,
 )
 from megatron.training.config.run import RunConfig
-from megatron.training.data.batches import BatchReader
+from megatron.training.data.batches import BatchReader, SampleSource
+from megatron.training.data.evaluation import EvalShape, WithoutLossBeyond, plan_full_validation
 from megatron.training.data.provider import Dataset, Splits, build_datasets, data_digest, tokenizer_from
 from megatron.training.loop.reports import ReportedLayers
 from megatron.training.loop.step import StepShape, TrainStep
@@ -66,13 +68,27 @@ class Run:
         return Checkpointer(self.config, self.layout, optimizer=optimizer, chunks=self.chunks, groups=self.groups)
 
     def reader(self, dataset: Dataset) -> BatchReader:
-        """A reader of this rank's shards of a split."""
-        data, training = self.config.data, self.config.training
+        """A reader of this rank's shards of a split, in micro-batches of training."""
+        return self._reader(dataset, self.config.training.micro_batch_size)
+
+    def valid_reader(self) -> BatchReader | None:
+        """A reader of this rank's shards of the validation data, in micro-batches of an evaluation; ``None`` where
+        there is no such data."""
+        dataset, shape = self.splits.valid, self.step.shape.evaluation
+        if dataset is None:
+            return None
+        if self.config.training.full_validation:
+            padded = WithoutLossBeyond(dataset, shape.batches * shape.batch_size)
+            return self._reader(padded, shape.micro_batch_size, in_order=True)
+        return self._reader(dataset, shape.micro_batch_size)
+
+    def _reader(self, dataset: SampleSource, micro_batch_size: int, *, in_order: bool = False) -> BatchReader:
+        data = self.config.data
         sampler = Sampler(
             total_samples=len(dataset),
-            micro_batch_size=training.micro_batch_size,
+            micro_batch_size=micro_batch_size,
             logical_data_parallel_size=self.layout.ldp,
-            loader="cyclic" if data.dataloader_type == "cyclic" else "single",
+            loader="cyclic" if data.dataloader_type == "cyclic" and not in_order else "single",
             data_sharding=data.data_sharding,
         )
         return BatchReader(
@@ -137,7 +153,7 @@ def assemble_run(
         layout=logical_layout(config),
     )
     chunks = build_hybrid_chunks(config.model, context, tokenizer.vocab_size)
-    step = _train_step(config, chunks, context)
+    step = _train_step(config, chunks, context, _eval_shape(config, context.layout.ldp, splits))
     return Run(
         config=config,
         launch=launch,
@@ -176,7 +192,7 @@ def _float_sums(config: RunConfig, ops: OpTable) -> FloatSums:
     return NativeSums() if config.numerics.native_sums else OrderedSums(ops["blocked_fold"])
 
 
-def _split_sizes(config: RunConfig) -> tuple[int, int, int]:
+def _split_sizes(config: RunConfig) -> tuple[int, int | None, int]:
     training = config.training
     return requested_sizes(
         train_samples=training.train_samples,
@@ -185,7 +201,26 @@ def _split_sizes(config: RunConfig) -> tuple[int, int, int]:
         eval_interval=training.eval_interval,
         global_batch_size=training.global_batch_size,
         start_eval_at_iter=training.start_eval_at_iter,
+        eval_global_batch_size=training.eval_global_batch_size,
+        full_validation=training.full_validation,
     )
+
+
+def _eval_shape(config: RunConfig, shards: int, splits: Splits) -> EvalShape:
+    """Sizes of an evaluation.
+
+    Raises:
+        ConfigError: the whole validation data is asked for, and there is none.
+    """
+    training = config.training
+    size, micro = eval_batch_sizes(training)
+    assert size is not None and micro is not None
+    if not training.full_validation:
+        return EvalShape(batches=training.eval_iters, batch_size=size, stride=shards * micro, micro_batch_size=micro)
+    if splits.valid is None:
+        given = f"--full-validation without validation data ({splits.absent['valid']})"
+        raise ConfigError([Problem(given, "validation data", "--split or --valid-data-path")])
+    return plan_full_validation(len(splits.valid), shards=shards, at_most=size)
 
 
 def reported_layers(config: RunConfig) -> ReportedLayers:
@@ -196,7 +231,7 @@ def reported_layers(config: RunConfig) -> ReportedLayers:
     return ReportedLayers(names=config.model.auxiliary_names if moe else (), layers=moe, depths=len(pattern.mtp))
 
 
-def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContext) -> TrainStep:
+def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContext, evaluation: EvalShape) -> TrainStep:
     training, groups = config.training, context.groups
     ddp = DistributedDataParallel(chunks, config.ddp, groups=groups, sums=context.sums, layout=context.layout)
     optimizer = Optimizer(ddp.buffers, config.optimizer, groups=groups, ops=context.ops, seed=training.seed)
@@ -213,6 +248,7 @@ def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContex
         micro_batch_size=training.micro_batch_size,
         seq_length=config.model.seq_length,
         reported=reported_layers(config),
+        evaluation=evaluation,
         stop_on_non_finite=training.check_for_nan_in_loss_and_grad,
         count_zeros=config.logging.log_num_zeros_in_grad,
         norm_params=config.logging.log_params_norm,

@@ -74,7 +74,7 @@ def _train(
     reader = run.reader(run.splits.train)
     remaining, consumed = max(0, training.train_iters - position.iteration), position.consumed_train_samples
     reader.require(consumed, run.step.shape.batch_sizes.after(consumed, remaining) - consumed)
-    valid = run.reader(run.splits.valid) if run.splits.valid is not None and training.eval_interval else None
+    valid = run.valid_reader() if training.eval_interval else None
     checkpoints.restore_generators()
     garbage = GarbageControl(training)
     groups = run.groups
@@ -117,14 +117,16 @@ def _iterations(training: TrainingConfig, position: Position) -> range:
 
 def _evaluate(run: Run, valid: BatchReader, observers: Sequence[Observer], position: Position) -> Position:
     """Evaluate once and tell the observers; returns the position with the validation samples consumed so far."""
-    batches = run.config.training.eval_iters
-    if batches == 0:
+    shape, everything = run.step.shape.evaluation, run.config.training.full_validation
+    if shape.batches == 0:
         return position
-    losses = run.step.evaluate(valid, batches, position.iteration, position.consumed_valid_samples)
+    first = 0 if everything else position.consumed_valid_samples
+    losses = run.step.evaluate(valid, shape.batches, position.iteration, first)
     for observer in observers:
         observer.on_validation(position.iteration, position.consumed_train_samples, losses)
-    consumed = position.consumed_valid_samples + batches * run.config.training.global_batch_size
-    return replace(position, consumed_valid_samples=consumed)
+    if everything:
+        return position
+    return replace(position, consumed_valid_samples=first + shape.batches * shape.batch_size)
 
 
 def _observers(run: Run, manifest: dict[str, dict], position: Position) -> list[Observer]:

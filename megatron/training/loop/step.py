@@ -16,6 +16,7 @@ from megatron.core.optimizer.replica_watch import stop_on_drift
 from megatron.core.pipeline_parallel.execute import PipelineInput, run_pipeline
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.training.data.batches import BatchReader
+from megatron.training.data.evaluation import EvalShape
 from megatron.training.loop.reports import ReportedLayers, StepLosses, gather_losses
 from megatron.training.observe.step_record import StepMetrics
 
@@ -23,7 +24,8 @@ from megatron.training.observe.step_record import StepMetrics
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
     """Sizes of a step; ``shards`` are this rank's logical shards in pass order, ``stride`` the samples of one
-    micro-batch of all logical shards, ``watch_replicas`` the iterations between comparisons of replicas."""
+    micro-batch of all logical shards, ``watch_replicas`` the iterations between comparisons of replicas. ``evaluation``
+    has the sizes of an evaluation."""
 
     shards: tuple[int, ...]
     batch_sizes: BatchSizes
@@ -31,6 +33,7 @@ class StepShape:
     micro_batch_size: int
     seq_length: int
     reported: ReportedLayers
+    evaluation: EvalShape
     stop_on_non_finite: bool = True
     count_zeros: bool = False
     norm_params: bool = False
@@ -99,9 +102,9 @@ class TrainStep:
         )
 
     def evaluate(self, reader: BatchReader, batches: int, iteration: int, consumed_samples: int) -> dict[str, float]:
-        """Mean loss per token over ``batches`` global batches, of the size the run ends with, from ``consumed_samples``
-        of the validation data on; nothing is updated and no noise is drawn."""
-        total, tokens, batch_size = 0.0, 0, self.shape.batch_sizes.last
+        """Mean loss per token over ``batches`` global batches of an evaluation, from ``consumed_samples`` of the
+        validation data on; nothing is updated and no noise is drawn."""
+        total, tokens, batch_size = 0.0, 0, self.shape.evaluation.batch_size
         for number in range(batches):
             position = consumed_samples + number * batch_size
             losses = self._forward_backward(reader, iteration, position, batch_size, training=False)
@@ -112,12 +115,14 @@ class TrainStep:
     def _forward_backward(
         self, reader: BatchReader, iteration: int, consumed_samples: int, batch_size: int, *, training: bool
     ) -> StepLosses:
-        shape, num_microbatches = self.shape, batch_size // self.shape.stride
+        shape = self.shape
+        sizes = shape if training else shape.evaluation
+        num_microbatches = batch_size // sizes.stride
         given = PipelineInput(
             iteration=iteration,
             shards=shape.shards,
             num_microbatches=num_microbatches,
-            micro_batch_size=shape.micro_batch_size,
+            micro_batch_size=sizes.micro_batch_size,
             seq_length=shape.seq_length,
             batch=lambda shard, index: reader.read(consumed_samples, shard, index),
             end_pass=self.ddp.end_pass,

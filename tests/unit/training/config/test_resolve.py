@@ -62,6 +62,8 @@ MAY_BE_NONE = {
     "run_dir",
     "fingerprint_dir",
     "trace_dir",
+    "eval_global_batch_size",
+    "eval_micro_batch_size",
     "trace_iterations",
     "trace_dump",
 }

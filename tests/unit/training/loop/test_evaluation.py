@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,8 @@ from megatron.training.config.training import TrainingConfig
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.garbage import GarbageControl
 from megatron.training.loop.pretrain import run_training
-from tests.support.training import build_here
+from tests.support.data import write_self_data
+from tests.support.training import TINY, build_here
 
 FLAGS = "--hybrid-layer-pattern M- --global-batch-size 2 --eval-iters 1"
 
@@ -45,6 +49,55 @@ def test_evaluation_alone() -> None:
         build_here(f"{FLAGS} --skip-train")
     with pytest.raises(ConfigError, match="something to do"):
         build_here(f"{FLAGS} --skip-train --eval-interval 3 --eval-iters 0")
+
+
+def test_batches_of_their_own_size() -> None:
+    """Two of training's size, or one of twice as many samples, cut in another way: the same samples."""
+    plain = build_here(f"{FLAGS} --eval-interval 2 --eval-iters 2")
+    sized = build_here(f"{FLAGS} --eval-interval 2 --eval-iters 1 --eval-global-batch-size 4 --eval-micro-batch-size 2")
+    shape = sized.step.shape.evaluation
+    assert (shape.batches, shape.batch_size, shape.stride, shape.micro_batch_size) == (1, 4, 2, 2)
+    dataset, losses = plain.splits.valid, []
+    for run in (plain, sized):
+        run = replace(run, splits=replace(run.splits, valid=dataset))
+        reader = run.valid_reader()
+        assert reader is not None
+        losses.append(run.step.evaluate(reader, run.step.shape.evaluation.batches, 0, 0)["lm loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] != plain.step.evaluate(plain.valid_reader(), 1, 0, 0)["lm loss"]
+
+
+def test_position_in_the_validation_data_counts_their_samples(tmp_path: Path) -> None:
+    seen = consumed_at_the_end("--eval-interval 3 --eval-global-batch-size 6", tmp_path / "a")
+    assert seen == 3 * 6
+    assert consumed_at_the_end("--eval-interval 3 --full-validation", tmp_path / "b", data=True) == 0
+
+
+def consumed_at_the_end(flags: str, folder: Path, data: bool = False) -> int:
+    """Validation samples behind a run, as its last checkpoint has it."""
+    folder.mkdir()
+    base = TINY
+    if data:
+        flags += f" --data-path {write_self_data(folder, [65] * 12, vocab_size=4096).prefix} --split 1,1,0"
+        flags += " --vocab-size 4096"
+        base = TINY.replace("--mock-data", "")
+    run = build_here(f"{FLAGS} {flags} --save {folder} --save-interval 100", base)
+    run_training(run, time.monotonic())
+    return json.loads((folder / "iter_0000008" / "metadata.json").read_text())["consumed_valid_samples"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--eval-interval 2 --eval-micro-batch-size 4", r"batch of 2 sequences with 4 .* a multiple of 4 \* 1 = 4"),
+        ("--eval-interval 2 --eval-global-batch-size 3 --logical-data-parallel-size 2", "a multiple of 1 \\* 2 = 2"),
+        ("--eval-interval 2 --eval-global-batch-size 0", "--eval-global-batch-size 0; needed: at least 1"),
+        ("--full-validation", "--full-validation without --eval-interval"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(flags: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_here(f"{FLAGS} {flags}")
 
 
 @pytest.mark.parametrize("iterations", range(1, 25))
