@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch.distributed as dist
 
 from megatron.core.digest.bits import digest_hex
-from megatron.core.process_groups import collectives
 from megatron.core.process_groups.collectives import sum_integers
 from megatron.training.loop import build
 from megatron.training.loop.build import Run
 from tests.determinism.other_sums import OTHER_SUMS
+from tests.support.delays import delay_collectives
 from tests.support.training import TINY, build_here
 
 NOISY = (
@@ -46,16 +41,17 @@ class Circumstance:
 def trajectory(flags: str, steps: int, circumstance: Circumstance | None = None, base: str = TINY) -> list[Seen]:
     """Rank function: ``steps`` steps, then one evaluation."""
     circumstance = circumstance or Circumstance()
-    real = build.OrderedSums, collectives.dist
+    real = build.OrderedSums
     if circumstance.sums is not None:
         build.OrderedSums = OTHER_SUMS[circumstance.sums]
     run = build_here(flags, base, nodes=circumstance.nodes)
-    if circumstance.delays is not None:
-        collectives.dist = _Delayed(random.Random(1000 * circumstance.delays + run.groups.world.rank))
+    end = None if circumstance.delays is None else delay_collectives(circumstance.delays, run.groups.world.rank)
     try:
         return _train(run, steps)
     finally:
-        build.OrderedSums, collectives.dist = real
+        build.OrderedSums = real
+        if end is not None:
+            end()
 
 
 def _train(run: Run, steps: int) -> list[Seen]:
@@ -75,25 +71,6 @@ def _train(run: Run, steps: int) -> list[Seen]:
         )
     losses = run.step.evaluate(run.reader(run.splits.train), 1, steps, 0)
     return [*seen, Seen(numbers={name: value.hex() for name, value in losses.items()}, state={})]
-
-
-class _Delayed:
-    """torch.distributed, except that one rank in two sleeps up to 2 ms before a collective."""
-
-    def __init__(self, draw: random.Random) -> None:
-        self._draw, self._slow = draw, draw.random() < 0.5
-
-    def __getattr__(self, name: str) -> Any:
-        found: Any = getattr(dist, name)
-        return self._late(found) if callable(found) and name.startswith(("all_", "batch_")) else found
-
-    def _late(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def later(*args: Any, **kwargs: Any) -> Any:
-            if self._slow or self._draw.random() < 0.1:
-                time.sleep(self._draw.random() * 2e-3)
-            return call(*args, **kwargs)
-
-        return later
 
 
 def trajectories(commands: Sequence[tuple[str, str]], steps: int) -> list[list[Seen]]:
