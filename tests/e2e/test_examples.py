@@ -145,8 +145,8 @@ def test_job_that_ends_by_itself_is_not_put_back(tmp_path: Path, code: int) -> N
 
 
 def test_refusal_while_the_time_is_up_is_not_put_back(tmp_path: Path) -> None:
-    process = job(tmp_path, 'trap "exit 3" TERM\nwhile true; do sleep 0.05; done\n')
-    wait_for(tmp_path / "started")
+    process = job(tmp_path, 'trap "exit 3" TERM\ntouch ready\nwhile true; do sleep 0.05; done\n')
+    wait_for(tmp_path / "ready")
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=60)
     assert process.returncode == 3
