@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from megatron.core.dist_checkpointing.flat_tensor import (
 )
 from megatron.core.dist_checkpointing.progress import SlowProgress
 from megatron.core.dist_checkpointing.reader import FolderReader
+from megatron.core.dist_checkpointing.writer import MAX_FILES
 
 _NAMED = 5
 
@@ -73,12 +75,14 @@ def require_whole_files(folder: Path, facts: Facts, group: CheckpointGroup) -> N
     Raises:
         DamagedInputError: on all ranks; names every damaged file.
     """
-    problems = []
+    mine = []
     for i, (name, stated) in enumerate(sorted(facts["files"].items())):
         owner = name.strip("_").split("_")[0]
         if (int(owner) if owner.isdecimal() else i) % group.size == group.rank:
-            problem = file_problem(folder, name, stated)
-            problems += [] if problem is None else [problem]
+            mine.append((name, stated))
+    with ThreadPoolExecutor(MAX_FILES, thread_name_prefix="checkpoint-hash") as pool:
+        checked = list(pool.map(lambda file: file_problem(folder, *file), mine))
+    problems = [problem for problem in checked if problem is not None]
     found = [problem for rank in group.gather(problems) for problem in rank]
     if found:
         raise DamagedInputError(f"checkpoint {folder} is damaged: {'; '.join(found)}")

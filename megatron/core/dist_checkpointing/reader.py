@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from megatron.core.config.errors import DamagedInputError
-from megatron.core.dist_checkpointing.writer import METADATA_FILE, Place
+from megatron.core.dist_checkpointing.writer import MAX_FILES, METADATA_FILE, Place
 
 _CLASSES = (
     dcp_metadata.BytesStorageMetadata,
@@ -129,20 +130,27 @@ class FolderReader(StorageReader):
                 raise DamagedInputError(f"{self.folder / METADATA_FILE} does not say where {item.storage_index} is")
             wanted.setdefault(item.storage_index, []).append(item)
         done = 0
-        for index in sorted(wanted, key=lambda i: (self._places[i].relative_path, self._places[i].offset)):
-            stored = read_entry(self.folder, self._places[index])
-            for item in wanted[index]:
-                start, length = item.storage_offsets[0], item.lengths[0]
-                if start + length > stored.numel():
-                    raise DamagedInputError(f"{self.folder / self._places[index].relative_path}: {index.fqn} is short")
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(stored[start : start + length])
-                planner.commit_tensor(item, target)
-            done += self._places[index].length
-            self._progress(done)
+        in_order = sorted(wanted, key=lambda i: (self._places[i].relative_path, self._places[i].offset))
+        with ThreadPoolExecutor(MAX_FILES, thread_name_prefix="checkpoint-entry") as pool:
+            for length in pool.map(lambda index: self._read_entry(index, wanted[index], planner), in_order):
+                done += length
+                self._progress(done)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _read_entry(self, index: MetadataIndex, items: Sequence[ReadItem], planner: LoadPlanner) -> int:
+        """Copy what is wanted of one entry to its places; returns the entry's bytes in the file."""
+        stored = read_entry(self.folder, self._places[index])
+        for item in items:
+            start, length = item.storage_offsets[0], item.lengths[0]
+            if start + length > stored.numel():
+                raise DamagedInputError(f"{self.folder / self._places[index].relative_path}: {index.fqn} is short")
+            target = planner.resolve_tensor(item).detach()
+            with torch.no_grad():
+                target.copy_(stored[start : start + length])
+            planner.commit_tensor(item, target)
+        return self._places[index].length
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:

@@ -1,4 +1,8 @@
-"""The writing end of PyTorch DCP's storage: this rank's files, synced, each with its size and SHA-256."""
+"""The writing end of PyTorch DCP's storage: this rank's files, synced, each with its size and SHA-256.
+
+A rank with much to write cuts its entries into several files and writes them side by side: one thread copies, hashes
+and writes more slowly than a good disk takes. The cut depends on sizes alone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import hashlib
 import io
 import os
 import pickle
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,9 @@ from torch.futures import Future
 from megatron.core.dist_checkpointing.folder import write_all, write_synced
 
 METADATA_FILE = ".metadata"
+MAX_FILES = 8
+FILE_BYTES = 1 << 28
+"""A rank writes one file per this many bytes, up to ``MAX_FILES``."""
 
 Place = filesystem._StorageInfo
 """Where DCP's file system storage finds an entry: file, offset, length."""
@@ -76,7 +85,7 @@ class HashingFile(io.RawIOBase):
 
 
 class RankWriter(StorageWriter):
-    """Writes ``__RANK_0.distcp``, and on the coordinating rank ``.metadata``.
+    """Writes ``__RANK_0.distcp``, ``__RANK_1.distcp``, ..., and on the coordinating rank ``.metadata``.
 
     ``files`` holds size and SHA-256 of what this rank has written. Every entry is one ``torch.save`` of a tensor, which
     is what DCP's own reader expects. Nothing random is written: equal states give equal bytes.
@@ -90,7 +99,7 @@ class RankWriter(StorageWriter):
     def __init__(self, folder: Path, rank: int, progress: Callable[[int], None]) -> None:
         self.folder, self.rank = folder, rank
         self.files: dict[str, dict[str, Any]] = {}
-        self._progress = progress
+        self._progress, self._done, self._lock = progress, 0, threading.Lock()
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         """As ``StorageWriter.reset``."""
@@ -109,18 +118,27 @@ class RankWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's entries; no file where there are none."""
-        results: list[WriteResult] = []
-        if plan.items:
-            name = f"__{self.rank}_0.distcp"
-            file = HashingFile(self.folder / name)
-            for item in plan.items:
-                if not file.failed:
-                    results.append(_write_item(file, name, item, planner))
-                    self._progress(file.size)
-            self.files[name] = file.finish()
+        files = cut_items(plan.items)
+        names = [f"__{self.rank}_{number}.distcp" for number in range(len(files))]
+        with ThreadPoolExecutor(max(1, len(files)), thread_name_prefix="checkpoint-file") as pool:
+            written = list(pool.map(lambda name, items: self._write_file(name, items, planner), names, files))
+        self.files.update(zip(names, (facts for _, facts in written), strict=True))
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
+        future.set_result([result for results, _ in written for result in results])
         return future
+
+    def _write_file(
+        self, name: str, items: Sequence[WriteItem], planner: SavePlanner
+    ) -> tuple[list[WriteResult], dict[str, Any]]:
+        results: list[WriteResult] = []
+        file = HashingFile(self.folder / name)
+        for item in items:
+            if not file.failed:
+                results.append(_write_item(file, name, item, planner))
+                with self._lock:
+                    self._done += results[-1].size_in_bytes
+                    self._progress(self._done)
+        return results, file.finish()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write ``.metadata``: where each entry lies."""
@@ -133,6 +151,25 @@ class RankWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
         """As ``StorageWriter.validate_checkpoint_id``."""
         return True
+
+
+def cut_items(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
+    """The entries in order, cut into as many files as their bytes call for, about equally large."""
+    sizes = [_bytes_of(item) for item in items]
+    total = sum(sizes)
+    count = min(MAX_FILES, -(-total // FILE_BYTES)) or min(1, len(items))
+    files: list[list[WriteItem]] = [[] for _ in range(count)]
+    start = 0
+    for item, size in zip(items, sizes, strict=True):
+        files[min(count - 1, start * count // max(1, total))].append(item)
+        start += size
+    return [file for file in files if file]
+
+
+def _bytes_of(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return 0
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
 
 
 def _write_item(file: HashingFile, name: str, item: WriteItem, planner: SavePlanner) -> WriteResult:

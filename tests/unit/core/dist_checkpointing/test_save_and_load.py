@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 from megatron.core.config.errors import DamagedInputError, SaveFailedError
 from megatron.core.digest.bits import same_bits
-from megatron.core.dist_checkpointing import progress
+from megatron.core.dist_checkpointing import progress, writer
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts, read_facts
 from megatron.core.dist_checkpointing.flat_tensor import (
@@ -25,6 +25,7 @@ from megatron.core.dist_checkpointing.flat_tensor import (
     add_digests,
     digests_of,
     plain_piece,
+    state_dict_of,
 )
 from megatron.core.dist_checkpointing.folder import iteration_folder
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors, require_whole_files
@@ -236,6 +237,40 @@ def test_full_disk_names_rank_and_file_and_keeps_the_checkpoint_before(tmp_path:
     assert same_bits(load(iteration_folder(tmp_path, 4)), whole())
     save(tmp_path, 8)
     assert same_bits(load(iteration_folder(tmp_path, 8)), whole())
+
+
+def test_much_is_written_as_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut is by size and alone: the same files every time, read by DCP alone, and each of them is checked."""
+    monkeypatch.setattr(writer, "FILE_BYTES", 5000)
+    borders = tuple(range(500, 6000, 500))
+    first, second = (save(tmp_path / name, 4, None, *borders) for name in ("first", "second"))
+    names = sorted(path.name for path in first.glob("*.distcp"))
+    assert names == [f"__0_{number}.distcp" for number in range(5)]
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
+    sizes = [(first / name).stat().st_size for name in names]
+    assert max(sizes) < 2 * min(sizes)
+    assert same_bits(load(first, 1000, 2500), whole())
+    state = {"main_params.layer.weight": torch.zeros(6000)}
+    dcp.load(state, checkpoint_id=str(first), no_dist=True)
+    assert same_bits(state["main_params.layer.weight"], whole())
+    raw = bytearray((first / names[3]).read_bytes())
+    raw[len(raw) // 2] ^= 0x04
+    (first / names[3]).write_bytes(raw)
+    with pytest.raises(DamagedInputError, match=names[3]):
+        load(first)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1,), (10, 10, 10), (1, 100, 1), (40,) * 9])
+def test_every_entry_is_in_one_file(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "FILE_BYTES", 100)
+    pieces = [plain_piece(f"generators.{i}", torch.zeros(size, dtype=torch.uint8)) for i, size in enumerate(sizes)]
+    items = [
+        item for key, tensor in state_dict_of(pieces).items() for item in tensor.__create_write_items__(key, tensor)
+    ]
+    files = writer.cut_items(items)
+    assert [item for file in files for item in file] == items
+    assert all(files)
+    assert len(files) <= max(1, -(-sum(sizes) // 100))
 
 
 def test_root_that_is_a_file_fails_with_its_name(tmp_path: Path) -> None:
