@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -47,6 +47,8 @@ class ParamAndGradBuffer:
         self.owned = plan_spans(plan, group.rank, group.size)
         self.whole = plan_spans(plan, 0, 1)
         self._num_chunks = num_chunks
+        # Told of every (leaf, bucket) that is about to be reduced, where somebody watches.
+        self.watch: Callable[[int, int], None] | None = None
         self._extremes: dict[int, torch.Tensor] = {}
         for placement, param in zip(plan.placements, params, strict=True):
             view = _view(self.weights, param.spec, placement.offset)
@@ -91,7 +93,9 @@ class ParamAndGradBuffer:
         return self.grads[leaf][span.start : span.stop]
 
     def record_extremes(self, leaf: int, bucket: int) -> None:
-        """Take the bucket as it stands into its extremes."""
+        """Take the bucket as it stands into its extremes, before it is reduced."""
+        if self.watch is not None:
+            self.watch(leaf, bucket)
         low, high = torch.aminmax(self.bucket(leaf, bucket))
         if bucket in self._extremes:
             before = self._extremes[bucket]

@@ -11,7 +11,7 @@ from megatron.core.config.optimizer import OptimizerConfig
 from megatron.core.contracts.flat_buffer import FlatBuffer, Piece, Span
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.ops.registry import OpTable
-from megatron.core.optimizer.clip_grads import clip_factor, counts_here, measure, stop_not_finite
+from megatron.core.optimizer.clip_grads import Measured, clip_factor, counts_here, measure, stop_not_finite
 from megatron.core.optimizer.shard_plan import plan_runs
 from megatron.core.optimizer.sharded_state import ShardedState
 from megatron.core.optimizer.state_digests import WEIGHTS, Digests, StateDigests, piece_digest
@@ -89,6 +89,17 @@ class Optimizer:
             for span in state.buffer.owned:
                 yield from ((state, piece) for piece in span.pieces if self._counts(piece))
 
+    def measured(self, *, count_zeros: bool = False) -> Measured:
+        """Norm of the final gradient and what else a step asks of it; call it on all ranks."""
+        zeros_of = (state.buffer.grad[p.offset : p.stop] for state, p in self.counted_pieces())
+        return measure(
+            (state.buffer.grad[run.start : run.stop] for state, runs in self._counted_runs for run in runs),
+            self._norm_blocks,
+            self.groups,
+            zeros_of=zeros_of if count_zeros else None,
+            extremes=[ends for buffer in self.buffers for ends in buffer.local_extremes],
+        )
+
     def step(self, *, lr: float, weight_decay: float, iteration: int, count_zeros: bool = False) -> StepOutcome:
         """Clip by the global norm, one step of the masters, new working weights.
 
@@ -97,14 +108,7 @@ class Optimizer:
         Raises:
             TrainingStoppedError: the gradient is not finite somewhere; on all ranks together, before anything changed.
         """
-        zeros_of = (state.buffer.grad[p.offset : p.stop] for state, p in self.counted_pieces())
-        measured = measure(
-            (state.buffer.grad[run.start : run.stop] for state, runs in self._counted_runs for run in runs),
-            self._norm_blocks,
-            self.groups,
-            zeros_of=zeros_of if count_zeros else None,
-            extremes=[ends for buffer in self.buffers for ends in buffer.local_extremes],
-        )
+        measured = self.measured(count_zeros=count_zeros)
         if not measured.finite:
             stop_not_finite(self.buffers, self.groups, iteration)
         factor = clip_factor(measured.norm, self.config.clip_grad)

@@ -11,7 +11,7 @@ import torch
 from megatron.core.process_groups.groups import Group, ProcessGroups
 from megatron.core.process_groups.ordered_reduce import FloatSums
 from megatron.core.process_groups.running_fold import RunningFold
-from megatron.core.trace.probe import Probe
+from megatron.core.trace.probe import BothProbes, Probe
 
 
 def probe_groups(groups: ProcessGroups, probe: Probe) -> ProcessGroups:
@@ -20,9 +20,11 @@ def probe_groups(groups: ProcessGroups, probe: Probe) -> ProcessGroups:
 
 
 def _with_probe(value: Any, probe: Probe) -> Any:
-    """A copy in which every group has the probe, wherever it lies."""
+    """A copy in which every group has the probe, wherever it lies, besides one that it has already."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
+    if isinstance(value, Group) and value.probe is not None:
+        probe = BothProbes(value.probe, probe)
     probed = {f.name: _with_probe(getattr(value, f.name), probe) for f in dataclasses.fields(value) if f.init}
     return dataclasses.replace(value, **({**probed, "probe": probe} if isinstance(value, Group) else probed))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from megatron.core.trace.flatten import named_tensors
 from megatron.core.trace.recorder import Recorder
@@ -22,12 +23,14 @@ class ModuleHooks:
         self._recorder = recorder
         self._entered: list[list] = []
 
-    def install(self, chunk: torch.nn.Module) -> None:
-        """Hook every module below ``chunk`` that computes something of its own."""
+    def install(self, chunk: torch.nn.Module) -> list[RemovableHandle]:
+        """Hook every module below ``chunk`` that computes something of its own; the handles take the hooks off."""
+        handles = []
         for name, module in chunk.named_modules():
             if name and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
-                module.register_forward_pre_hook(_Before(self, name), with_kwargs=True)
-                module.register_forward_hook(_After(self, name), with_kwargs=True)
+                handles.append(module.register_forward_pre_hook(_Before(self, name), with_kwargs=True))
+                handles.append(module.register_forward_hook(_After(self, name), with_kwargs=True))
+        return handles
 
     def before(self, name: str, args: tuple, kwargs: dict) -> None:
         """A module starts."""

@@ -33,3 +33,33 @@ class Probe(Protocol):
     def count(self, channel: str) -> int:
         """How often this was asked for ``channel`` since the step began; members of a group count alike."""
         ...
+
+
+class BothProbes:
+    """Two probes of one group, the second closer to the call."""
+
+    def __init__(self, first: Probe, second: Probe) -> None:
+        self._first, self._second = first, second
+
+    def around(
+        self,
+        kind: str,
+        name: str,
+        call: Callable[[], Any],
+        *,
+        ins: Any,
+        outs: Any = None,
+        meta: Mapping[str, Any] | None = None,
+        rows: bool = False,
+    ) -> Any:
+        """As ``Probe.around``."""
+
+        def inner() -> Any:
+            return self._second.around(kind, name, call, ins=ins, outs=outs, meta=meta, rows=rows)
+
+        return self._first.around(kind, name, inner, ins=ins, outs=outs, meta=meta, rows=rows)
+
+    def count(self, channel: str) -> int:
+        """As ``Probe.count``, of the first; both are asked alike often, but do not start anew together."""
+        self._second.count(channel)
+        return self._first.count(channel)

@@ -17,12 +17,15 @@ from megatron.core.trace.recorder import Recorder
 DISPATCH_OPS = ("router_topk", "moe_permute", "moe_unpermute")
 """Ops that are the token dispatcher; recorded from level ``module`` on."""
 
+OWN_OPS = frozenset({"digest_pieces", "digest_rows", "digest_words"})
+"""Ops that recording itself uses; they are no part of a run."""
+
 _BY_ROW = frozenset({*DISPATCH_OPS, "grouped_gemm", "embedding", "cross_entropy_stats"})
 
 
 def probe_ops(table: OpTable, recorder: Recorder, names: Iterable[str] | None = None) -> OpTable:
-    """The table with a probe around every op in ``names`` (default: all)."""
-    wanted = set(table.chosen if names is None else names)
+    """The table with a probe around every op in ``names`` (default: all but those of recording itself)."""
+    wanted = set(table.chosen) - OWN_OPS if names is None else set(names)
     chosen = {
         op: dataclasses.replace(v, fn=_probed(op, v, table.device, recorder)) if op in wanted else v
         for op, v in table.chosen.items()

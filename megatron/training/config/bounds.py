@@ -84,6 +84,7 @@ LEAST = {
         "exit_interval": 1,
         "exit_duration_in_mins": 1,
         "check_weight_hash_across_dp_replicas_interval": 1,
+        "replay_check_interval": 1,
     },
     "checkpoint": {"save_interval": 1, "save_retain_interval": 1, "ckpt_step": 0, "override_ckpt_iteration": 0},
     "distributed": {"distributed_timeout_minutes": 1, "dry_run_world_size": 1},

@@ -240,8 +240,8 @@ RESILIENCE = (
     ),
     FlagFamily(
         kind="only",
-        reason="steps are not run twice inside a run",
-        change="leave it out; megatron-determinism verify runs a command twice and compares",
+        reason="steps are computed twice where --replay-check-interval says so",
+        change="leave it out; --replay-check-interval N checks every N-th step before it is taken",
         accepted=("disabled",),
         values="--rerun-mode",
     ),

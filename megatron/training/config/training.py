@@ -63,6 +63,10 @@ class TrainingConfig:
     check_weight_hash_across_dp_replicas_interval: int | None = operational(None)
     """Iterations between comparisons of weights, and of optimizer state that is not cut, over data-parallel ranks; a
     difference stops every rank, naming rank and tensor (exit code 4). None when not given."""
+    replay_check_interval: int | None = operational(None)
+    """Iterations between steps that are computed twice from the same state and compared before they are taken; a
+    difference (silent data corruption) stops every rank, naming rank and tensor (exit code 4). Needs
+    --deterministic-mode. None when not given."""
 
 
 @dataclass(frozen=True, kw_only=True)

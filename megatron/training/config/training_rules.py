@@ -20,10 +20,20 @@ def training_problems(given: RunConfig, config: RunConfig) -> list[Problem]:
         *_schedule_problems(given, config),
         *_weight_decay_problems(given),
         *_optimizer_problems(config),
+        *_replay_problems(config),
         *_vocabulary_problems(config),
         *given.checkpoint.problems(),
         *given.distributed.problems(),
     ]
+
+
+def _replay_problems(config: RunConfig) -> Iterator[Problem]:
+    if config.training.replay_check_interval is not None and not config.numerics.deterministic_mode:
+        yield Problem(
+            f"--replay-check-interval {config.training.replay_check_interval} without --deterministic-mode",
+            "steps that give the same bits when they are computed twice",
+            "add --deterministic-mode, or leave out --replay-check-interval",
+        )
 
 
 def _length_problems(given: RunConfig, config: RunConfig) -> Iterator[Problem]:

@@ -37,6 +37,7 @@ from megatron.training.config.run import RunConfig
 from megatron.training.data.batches import BatchReader, SampleSource
 from megatron.training.data.evaluation import EvalShape, WithoutLossBeyond, plan_full_validation
 from megatron.training.data.provider import Dataset, Splits, build_datasets, data_digest, tokenizer_from
+from megatron.training.loop.replay import ReplayCheck
 from megatron.training.loop.reports import ReportedLayers
 from megatron.training.loop.step import StepShape, TrainStep
 from megatron.training.loop.tracing import Tracing
@@ -140,8 +141,12 @@ def assemble_run(
         meet=lambda failed: _any_rank(groups, failed),
     )
     tracing = Tracing(config.trace, groups) if config.trace.trace_dir else None
+    interval = config.training.replay_check_interval
+    replay = None if interval is None else ReplayCheck(interval, ops)
     if tracing is not None:
         groups, ops = tracing.groups(), tracing.ops(ops)
+    if replay is not None:
+        groups = replay.groups(groups)
     sums = _float_sums(config, ops)
     context = ModelContext(
         groups=groups,
@@ -154,6 +159,8 @@ def assemble_run(
     )
     chunks = build_hybrid_chunks(config.model, context, tokenizer.vocab_size)
     step = _train_step(config, chunks, context, _eval_shape(config, context.layout.ldp, splits))
+    if replay is not None:
+        replay.attach(step, None if tracing is None else tracing.recorder)
     return Run(
         config=config,
         launch=launch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from megatron.core.pipeline_parallel.execute import PipelineInput, run_pipeline
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.training.data.batches import BatchReader
 from megatron.training.data.evaluation import EvalShape
+from megatron.training.loop.replay import ReplayCheck
 from megatron.training.loop.reports import ReportedLayers, StepLosses, gather_losses
 from megatron.training.observe.step_record import StepMetrics
 
@@ -61,6 +63,7 @@ class TrainStep:
         self.schedule, self.groups, self.shape = schedule, groups, shape
         # Samples consumed before the schedule's first step: 0 unless a run went on without its optimizer state.
         self.schedule_start = 0
+        self.replay: ReplayCheck | None = None
 
     def start_schedule(self, schedule: Schedule | None, start: int) -> None:
         """Use another schedule where one is given, and begin it after ``start`` consumed samples."""
@@ -72,18 +75,18 @@ class TrainStep:
 
         Raises:
             TrainingStoppedError: a loss or gradient is not finite; on every rank, before anything was updated. Or
-                replicas have drifted apart, where they are watched.
+                replicas have drifted apart, where they are watched, or the step computed twice gave two results, where
+                that is checked.
         """
         start, shape = time.monotonic(), self.shape
         batch_size = shape.batch_sizes.at(consumed_samples)
         after = consumed_samples + batch_size
-        self.ddp.zero_grad_buffer()
-        losses = self._forward_backward(reader, iteration, consumed_samples, batch_size, training=True)
-        reader.read_ahead(after, shape.batch_sizes.at(after) // shape.stride)
         if shape.watch_replicas and iteration % shape.watch_replicas == 0:
-            # Before the update, which may give every rank new weights: what this step has worked with.
+            # Before the update, which may give every rank new weights: what this step works with.
             stop_on_drift(self.optimizer, self.groups, iteration)
-        self.ddp.finalize_model_grads(losses.num_tokens if shape.per_token else None)
+        reader.read_ahead(after, shape.batch_sizes.at(after) // shape.stride)
+        compute = functools.partial(self._compute, reader, iteration, consumed_samples, batch_size)
+        losses = compute() if self.replay is None else self.replay.run(compute, iteration)
         progress = consumed_samples - self.schedule_start
         lr, decay = learning_rate(self.schedule, progress), weight_decay(self.schedule, progress)
         outcome = self.optimizer.step(lr=lr, weight_decay=decay, iteration=iteration, count_zeros=shape.count_zeros)
@@ -100,6 +103,13 @@ class TrainStep:
             weight_decay=decay,
             elapsed_s=time.monotonic() - start,
         )
+
+    def _compute(self, reader: BatchReader, iteration: int, consumed_samples: int, batch_size: int) -> StepLosses:
+        """Losses and final gradients; of what the step starts from only router biases move."""
+        self.ddp.zero_grad_buffer()
+        losses = self._forward_backward(reader, iteration, consumed_samples, batch_size, training=True)
+        self.ddp.finalize_model_grads(losses.num_tokens if self.shape.per_token else None)
+        return losses
 
     def evaluate(self, reader: BatchReader, batches: int, iteration: int, consumed_samples: int) -> dict[str, float]:
         """Mean loss per token over ``batches`` global batches of an evaluation, from ``consumed_samples`` of the

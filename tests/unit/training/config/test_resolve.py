@@ -58,6 +58,7 @@ MAY_BE_NONE = {
     "exit_interval",
     "exit_duration_in_mins",
     "check_weight_hash_across_dp_replicas_interval",
+    "replay_check_interval",
     "tensorboard_dir",
     "run_dir",
     "fingerprint_dir",
