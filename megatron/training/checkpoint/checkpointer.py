@@ -95,6 +95,7 @@ class Checkpointer:
         """
         source = find_source(self._settings) if self._group is not None else None
         if source is not None and self._group is not None:
+            started = time.monotonic()
             self._start = restore(
                 source,
                 self._config,
@@ -103,6 +104,7 @@ class Checkpointer:
                 groups=self._groups,
                 group=self._group,
             )
+            self._say(f"loading and proving the checkpoint took {time.monotonic() - started:.2f} s")
             here = self._settings.save is not None and source.folder.parent.samefile(self._settings.save)
             self._saved_at = self._start.position.iteration if here else None
         elif self._settings.load is not None:
