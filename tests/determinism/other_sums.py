@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.process_groups.collectives import Waiting, nothing_to_wait_for
 from megatron.core.process_groups.groups import Group
 from megatron.core.process_groups.ordered_reduce import NativeSums, OrderedSums
 from megatron.core.process_groups.running_fold import Fold, RunningFold
@@ -21,14 +22,15 @@ class RestartingSums(OrderedSums):
         passes = members // group.size
         return RunningFold(passes, passes, self._plain)
 
-    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> Waiting:
         """The pass, folded by itself."""
         running.add(self.reduce_scatter(group, flat).unsqueeze(0))
+        return nothing_to_wait_for
 
     def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
         """As ``FloatSums.reduce_scatter``."""
         whole = RunningFold(group.size, block or group.size, self._plain)
-        super().reduce_scatter_part(group, flat, whole)
+        super().reduce_scatter_part(group, flat, whole)()
         return whole.result()
 
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 PP2 = "--pipeline-model-parallel-size 2"
 CUT = "--use-distributed-optimizer"
+OVERLAP = "--overlap-grad-reduce --overlap-param-gather"
 NEW = "--new-logical-layout"
 EP2 = "--expert-model-parallel-size 2"
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1"
@@ -67,8 +68,8 @@ def test_steps_go_on_alike_on_another_pipeline_and_data_parallel_size(tmp_path: 
     straight = tmp_path / "straight"
     finished(2, f"{words} --fingerprint-dir {straight} --save {tmp_path}/end --save-interval 100")
     for name, legs in {
-        "pipeline": [(2, ""), (4, f"{PP2} {CUT}"), (4, f"{PP2} --hybrid-layer-pattern M|*|E|-")],
-        "data": [(2, CUT), (1, "")],
+        "pipeline": [(2, ""), (4, f"{PP2} {CUT} {OVERLAP}"), (4, f"{PP2} --hybrid-layer-pattern M|*|E|-")],
+        "data": [(2, f"{CUT} {OVERLAP}"), (1, "")],
     }.items():
         folder, going_on = tmp_path / name, ""
         for number, (ranks, layout) in enumerate(legs, 1):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import time
+from typing import Any
+
 import pytest
 import torch
 
 from megatron.core.contracts.batch import Microbatch
 from megatron.core.digest.bits import same_bits
+from megatron.core.pipeline_parallel import execute
 from megatron.core.pipeline_parallel.execute import PipelineInput, run_pipeline
 from tests.support.ranks import groups_for_test, run_ranks
 from tests.support.toy_stage import ToyStage, build_engine, toy_batch
 
-MICROBATCHES = (1, 2, 3, 4)
+MICROBATCHES = (1, 2, 3, 4, 5)
 Seen = dict[str, torch.Tensor]
 
 
-def _given(num_microbatches: int, training: bool = True) -> PipelineInput:
+def _given(num_microbatches: int, training: bool = True, overlap: bool = False) -> PipelineInput:
     return PipelineInput(
         iteration=1,
         shards=(0,),
@@ -24,10 +29,11 @@ def _given(num_microbatches: int, training: bool = True) -> PipelineInput:
         seq_length=7,
         batch=lambda shard, index: toy_batch(index),
         training=training,
+        overlap=overlap,
     )
 
 
-def _run(pp: int, vpp: int, microbatches: tuple[int, ...] = MICROBATCHES) -> dict[int, Seen]:
+def _run(pp: int, vpp: int, overlap: bool = False, microbatches: tuple[int, ...] = MICROBATCHES) -> dict[int, Seen]:
     """Per number of micro-batches: this rank's final gradients and reports after a step, evaluation included."""
     groups = groups_for_test(pp=pp)
     out = {}
@@ -37,7 +43,7 @@ def _run(pp: int, vpp: int, microbatches: tuple[int, ...] = MICROBATCHES) -> dic
         parallel.zero_grad_buffer()
         seen = {}
         for training in (True, False):
-            given = _given(num_microbatches, training)
+            given = _given(num_microbatches, training, overlap)
             for (_, _, microbatch), report in sorted(run_pipeline(chunks, groups, given).items()):
                 for layer, value in report.per_layer["mean"].items():
                     seen[f"{training} mean {microbatch} {layer}"] = value
@@ -72,6 +78,33 @@ def _assert_same(of_ranks: list[dict[int, Seen]], want: dict[int, Seen]) -> None
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 2), (1, 4), (2, 1), (4, 1), (2, 2)])
 def test_any_pipeline_equals_one_stage(pp: int, vpp: int, one_stage: dict[int, Seen]) -> None:
     _assert_same(run_ranks(pp, _run, pp, vpp), one_stage)
+
+
+def _run_late(pp: int, vpp: int, seed: int) -> dict[int, Seen]:
+    """With transfers beside the passes, and ranks that are late at random."""
+    draw = random.Random(seed * pp + groups_for_test(pp=pp).pp.rank)
+    real = execute.start_exchange
+
+    def late(*args: Any) -> Any:
+        time.sleep(draw.random() * 3e-3)
+        wait = real(*args)
+
+        def later() -> None:
+            time.sleep(draw.random() * 1e-3)
+            wait()
+
+        return later
+
+    execute.start_exchange = late
+    try:
+        return _run(pp, vpp, overlap=True)
+    finally:
+        execute.start_exchange = real
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2)])
+def test_transfers_beside_the_passes_change_no_bit(pp: int, vpp: int, one_stage: dict[int, Seen]) -> None:
+    _assert_same(run_ranks(pp, _run_late, pp, vpp, 1), one_stage)
 
 
 def test_gradients_are_those_of_autograd(one_stage: dict[int, Seen]) -> None:

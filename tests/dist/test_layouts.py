@@ -46,6 +46,7 @@ EP2 = "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1"
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
 SELECTIVE = "--recompute-granularity selective --recompute-modules core_attn layernorm moe moe_act"
 DISTRIBUTED = "--use-distributed-optimizer"
+OVERLAP = "--overlap-grad-reduce --overlap-param-gather --ddp-num-buckets 6"
 LDP2 = "--logical-data-parallel-size 2"
 PER_TOKEN = "--calculate-per-token-loss --eod-mask-loss"
 BF16_SUMS = "--grad-reduce-in-bf16"
@@ -99,6 +100,8 @@ CELLS = (
     Cell("DP2-per-token-loss", 2, DISTRIBUTED, bits=True, ldp=2, recipe=f"{LDP2} {PER_TOKEN}", microbatches=TWO),
     Cell("PP2-MTP-per-token-loss", 2, PP2, "E*|-/ME", bits=True, recipe=PER_TOKEN, microbatches=TWO),
     Cell("DP2-reduce-in-bf16", 2, DISTRIBUTED, bits=True, ldp=2, recipe=f"{LDP2} {BF16_SUMS}", microbatches=TWO),
+    Cell("DP2-overlap", 2, f"{DISTRIBUTED} {OVERLAP}", bits=True, ldp=2, recipe=LDP2, microbatches=TWO),
+    Cell("PP2xVPP2-no-overlap", 2, f"{PP2} --no-overlap-p2p-communication", "M|E*|EM|-", bits=True, microbatches=TWO),
     Cell("DP2-SGD", 2, DISTRIBUTED, "ME*", bits=True, ldp=2, recipe=f"{LDP2} {SGD}", microbatches=TWO),
     Cell("PP4-no-MoE-no-layer-stages", 4, PP2.replace("2", "4"), "|M*|E-|/E", bits=True, microbatches=TWO),
 )

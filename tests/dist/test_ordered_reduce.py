@@ -57,7 +57,7 @@ def _two_stages(nodes: list[int], block: int, passes: int) -> tuple[bool, torch.
     running = sums.start_fold(group, world * passes, block)
     for number in range(passes):
         mine = _contribution(number * world + group.rank, 12 * 64, torch.float32)
-        sums.reduce_scatter_part(group, mine, running)
+        sums.reduce_scatter_part(group, mine, running)()
     return group.blocks is not None, running.result()
 
 

@@ -180,7 +180,7 @@ class ToyStage:
     """Some of ``layers`` residual tanh layers; the first stage looks tokens up in the embedding, the last one uses the
     same embedding as head and computes the loss."""
 
-    hidden, vocab, layers = 24, 50, 4
+    hidden, vocab, layers = 24, 50, 8
     boundary_dtype = torch.float32
 
     def __init__(self, segment: int, segments: int, embedding: ModelParameter) -> None:

@@ -47,7 +47,7 @@ class FlatBuffer(Protocol):
 
     @property
     def weights(self) -> torch.Tensor:
-        """Flat working weights; the parameters are views of it."""
+        """Flat working weights, complete; the parameters are views of it."""
         ...
 
     @property
@@ -72,6 +72,10 @@ class FlatBuffer(Protocol):
 
     def gather(self, flat: torch.Tensor) -> None:
         """Give every rank all owned spans of any flat tensor with the buffer's offsets."""
+        ...
+
+    def complete_weights(self) -> None:
+        """Wait for working weights that are on their way; for whoever has kept the tensor."""
         ...
 
     def gather_weights(self) -> None:

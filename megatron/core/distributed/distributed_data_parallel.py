@@ -9,8 +9,9 @@ from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.contracts.stage import Stage
 from megatron.core.distributed.bucket_plan import plan_buffers
 from megatron.core.distributed.finalize_model_grads import finish_gradients, update_expert_bias
-from megatron.core.distributed.gradient_passes import GradientPasses
+from megatron.core.distributed.gradient_passes import GradientPasses, plan_units
 from megatron.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
+from megatron.core.distributed.param_gather import ParamGather
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.core.process_groups.ordered_reduce import FloatSums
 from megatron.core.process_groups.topology import LogicalLayout
@@ -39,9 +40,10 @@ def _chunk_of(chunks: Sequence[Stage]) -> dict[str, int]:
 class DistributedDataParallel:
     """Owns the flat weights and main gradients of this rank's chunks, and takes their parameters over.
 
-    A step is ``zero_grad_buffer()``, then forwards and backwards with ``end_pass(chunk)`` after each pass, then
-    ``finalize_model_grads()``, then the optimizer's step on ``buffers``. A pass is what a chunk does for one logical
-    shard; DP ranks work on DP shards at once, so a step has LDP / DP passes.
+    A step is ``zero_grad_buffer()``, then forwards and backwards with ``begin_backward(chunk, last)`` before every
+    backward and ``end_pass(chunk)`` after each pass, then ``finalize_model_grads()``, then the optimizer's step on
+    ``buffers``. A pass is what a chunk does for one logical shard; DP ranks work on DP shards at once, so a step has
+    LDP / DP passes.
 
     Raises:
         ConfigError: the bucket settings contradict each other.
@@ -78,13 +80,17 @@ class DistributedDataParallel:
             )
             for plan in plans
         )
+        units = plan_units(self.buffers, self.chunks)
+        self._gather = ParamGather(self.buffers, self.chunks, units) if config.overlap_param_gather else None
         self._passes = GradientPasses(
             self.buffers,
             sums,
             layout,
+            units=units,
+            device=groups.device,
             num_passes=layout.ldp // groups.dp.size,
-            num_chunks=len(self.chunks),
             in_bf16=config.grad_reduce_in_bf16,
+            overlap=config.overlap_grad_reduce,
         )
 
     def zero_grad_buffer(self) -> None:
@@ -93,10 +99,40 @@ class DistributedDataParallel:
             buffer.zero_grad()
         self._passes.start()
 
+    def gather_weights(self) -> None:
+        """Give every rank the new working weights of all owned spans; with ``overlap_param_gather`` they are on their
+        way when it returns, and forwards wait for what they use."""
+        if self._gather is not None:
+            self._gather.start()
+            return
+        for buffer in self.buffers:
+            buffer.gather_weights()
+
+    def finish_gather(self) -> None:
+        """Wait for all weights that are on their way."""
+        if self._gather is not None:
+            self._gather.finish()
+
+    def begin_forward(self, chunk: int) -> None:
+        """Before every forward of a chunk."""
+        if self._gather is not None:
+            self._gather.begin_forward(chunk)
+
+    def begin_backward(self, chunk: int, last: bool) -> None:
+        """Before every backward of a chunk; ``last``: it is the chunk's last one for a logical shard. With
+        ``overlap_grad_reduce`` each bucket leaves during that one, as soon as its gradients are complete.
+
+        Raises:
+            LateGradientError: a gradient of the pass before arrived after it was sent.
+        """
+        self._passes.begin_backward(chunk, last)
+
     def end_pass(self, chunk: int) -> None:
         """After a chunk's last backward for a logical shard: its main gradients join the sum over shards, and are +0.0
         again unless this was the last pass. Call it on all ranks of a stage at the same place."""
         self._passes.end(chunk)
+        if self._gather is not None:
+            self._gather.check(chunk, self._passes.used)
 
     def finalize_model_grads(self, num_tokens: int | None = None) -> None:
         """End a step: owned spans hold the final gradient, expert biases have moved. Ends the last pass of every chunk
@@ -104,8 +140,8 @@ class DistributedDataParallel:
         of the global batch, where the loss is a sum over tokens.
 
         Raises:
-            RuntimeError: more than the last pass is missing, or autograd put a gradient into a parameter's ``.grad``,
-                where it would be lost.
+            RuntimeError: more than the last pass is missing, or a gradient would be lost: autograd put it into a
+                parameter's ``.grad``, or it arrived after its bucket was sent.
         """
         self._passes.finish()
         divisor = self.layout.ldp if num_tokens is None else max(1, num_tokens)

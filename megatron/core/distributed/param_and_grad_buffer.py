@@ -9,7 +9,7 @@ import torch
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.distributed.bucket_plan import BufferPlan, plan_spans
-from megatron.core.process_groups.collectives import all_gather
+from megatron.core.process_groups.collectives import Waiting, start_all_gather
 from megatron.core.process_groups.groups import Group
 
 
@@ -42,7 +42,8 @@ class ParamAndGradBuffer:
         device = params[0].device
         self.plan, self.group = plan, group
         self.params = tuple(params)
-        self.weights = torch.zeros(plan.numel, dtype=params[0].dtype, device=device)
+        self._weights = torch.zeros(plan.numel, dtype=params[0].dtype, device=device)
+        self._arriving: dict[int, Waiting] = {}
         self.grads = tuple(torch.zeros(plan.numel, dtype=torch.float32, device=device) for _ in range(leaves))
         self.owned = plan_spans(plan, group.rank, group.size)
         self.whole = plan_spans(plan, 0, 1)
@@ -51,11 +52,18 @@ class ParamAndGradBuffer:
         self.watch: Callable[[int, int], None] | None = None
         self._extremes: dict[int, torch.Tensor] = {}
         for placement, param in zip(plan.placements, params, strict=True):
-            view = _view(self.weights, param.spec, placement.offset)
+            view = _view(self._weights, param.spec, placement.offset)
             view.copy_(param.data)
             param.data = view
-            views = [_view(grad, param.spec, placement.offset) for grad in self.grads]
+            # Views of an alias each, so that torch counts the writes to every parameter by itself.
+            views = [_view(grad.data, param.spec, placement.offset) for grad in self.grads]
             param.main_grads = tuple(views * (2 // leaves) if plan.key.two_stage else views)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Flat working weights, complete: whoever asks for all of them waits for those that are still on their way."""
+        self.complete_weights()
+        return self._weights
 
     @property
     def grad(self) -> torch.Tensor:
@@ -82,6 +90,12 @@ class ParamAndGradBuffer:
             if owner == chunk:
                 yield from ((leaf, bucket) for bucket in range(len(self.plan.buckets)))
 
+    def params_in(self, bucket: int) -> tuple[ModelParameter, ...]:
+        """The parameters of one bucket."""
+        start, stop = self.plan.buckets[bucket]
+        placed = zip(self.plan.placements, self.params, strict=True)
+        return tuple(param for placement, param in placed if start <= placement.offset < stop)
+
     def bucket(self, leaf: int, bucket: int) -> torch.Tensor:
         """One bucket of one gradient buffer."""
         start, stop = self.plan.buckets[bucket]
@@ -104,10 +118,24 @@ class ParamAndGradBuffer:
 
     def gather(self, flat: torch.Tensor) -> None:
         """Give every rank all owned spans of any flat tensor with the buffer's offsets."""
-        if self.group.size == 1:
-            return
-        for span, (start, stop) in zip(self.owned, self.plan.buckets, strict=True):
-            flat[start:stop].copy_(all_gather(self.group, flat[span.start : span.stop]).view(-1))
+        for start, stop in self.plan.buckets:
+            start_all_gather(self.group, flat[start:stop])()
+
+    def start_gather(self, bucket: int) -> None:
+        """Begin to give every rank the working weights of all owned spans of a bucket; until ``await_weights`` nobody
+        may read or write the bucket's weights."""
+        start, stop = self.plan.buckets[bucket]
+        self._arriving[bucket] = start_all_gather(self.group, self._weights[start:stop])
+
+    def await_weights(self, bucket: int) -> None:
+        """Wait for the bucket's weights, where they are on their way."""
+        if bucket in self._arriving:
+            self._arriving.pop(bucket)()
+
+    def complete_weights(self) -> None:
+        """Wait for all weights that are on their way."""
+        for bucket in tuple(self._arriving):
+            self.await_weights(bucket)
 
     def gather_weights(self) -> None:
         """Give every rank the working weights of all owned spans."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +53,8 @@ class StatePiece:
 class Optimizer:
     """Masters and moments of this rank's buffers.
 
-    ``step_count`` is the number of steps taken, exact; a step that was not taken does not count.
+    ``step_count`` is the number of steps taken, exact; a step that was not taken does not count. After a step
+    ``gather`` gives every rank the working weights of all (default: buffer by buffer, complete when it returns).
 
     Raises:
         ValueError: the working weights are not the initial values of ``seed``.
@@ -67,12 +68,14 @@ class Optimizer:
         groups: ProcessGroups,
         ops: OpTable,
         seed: int,
+        gather: Callable[[], None] | None = None,
     ) -> None:
         self.buffers, self.config, self.groups = tuple(buffers), config, groups
         moments = MOMENTS[config.optimizer]
         self.states = tuple(ShardedState(b, config.use_distributed_optimizer, seed, moments) for b in self.buffers)
         self._digested = (WEIGHTS, MAIN_PARAMS, *moments)
         self.step_count = 0
+        self._gather = gather or self._gather_weights
         self._update, self._norm_blocks = update_rule(config, ops), ops["norm_blocks"]
         self.held_digests = StateDigests(self.states, ops["digest_pieces"], lambda spec: counts_here(spec, self.groups))
         self._counted_runs = tuple(
@@ -126,12 +129,20 @@ class Optimizer:
                     step=self.step_count,
                 )
             state.write_working_weights()
+        if self.config.use_distributed_optimizer:
+            self._gather()
         return StepOutcome(grad_norm=measured.norm, clip_factor=factor, num_zeros=measured.num_zeros)
 
     def write_working_weights(self) -> None:
         """Derive all working weights from the masters; for whoever has filled the masters."""
         for state in self.states:
             state.write_working_weights()
+        if self.config.use_distributed_optimizer:
+            self._gather_weights()
+
+    def _gather_weights(self) -> None:
+        for buffer in self.buffers:
+            buffer.gather_weights()
 
     def params_norm(self) -> float:
         """Global norm of the masters, each logical element once; equal on all ranks and layouts."""

@@ -88,8 +88,7 @@ class ShardedState:
                 self.buffer.gather(flat)
 
     def write_working_weights(self) -> None:
-        """Working weights = masters, rounded once to the working type; the same on all ranks that share them."""
+        """Working weights = masters, rounded once to the working type, as far as the masters are here."""
+        weights = self.buffer.weights
         for span in self.spans:
-            self.buffer.weights[span.start : span.stop].copy_(self.view(self.main_params, span.start, span.stop))
-        if self.distributed:
-            self.buffer.gather_weights()
+            weights[span.start : span.stop].copy_(self.view(self.main_params, span.start, span.stop))

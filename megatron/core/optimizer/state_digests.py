@@ -37,9 +37,13 @@ class _Source:
     0."""
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], parts: Sequence[tuple[Piece, int]], counted: Sequence[bool]
+        self,
+        buffer: FlatBuffer,
+        tensors: Mapping[str, torch.Tensor],
+        parts: Sequence[tuple[Piece, int]],
+        counted: Sequence[bool],
     ) -> None:
-        self.tensors = tensors
+        self.buffer, self.tensors = buffer, tensors
         self.table = PieceTable(
             PieceAt(name=p.spec.name, shard=p.shard, start=p.start, length=p.length, offset=offset)
             for p, offset in parts
@@ -103,9 +107,10 @@ class StateDigests:
     ) -> _Source:
         parts = list(split_by_owner(pieces, buffer.owned))
         counted = [owned and self._counts(piece.spec) for piece, owned in parts]
-        return _Source(tensors, [(piece, offset(piece)) for piece, _ in parts], counted)
+        return _Source(buffer, tensors, [(piece, offset(piece)) for piece, _ in parts], counted)
 
     def _read(self, source: _Source) -> torch.Tensor:
+        source.buffer.complete_weights()
         return self._op(source.table, *(words_of(flat) for flat in source.tensors.values()))
 
     def totals(self) -> tuple[Digests, Digests]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,15 +12,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from megatron.core.contracts.batch import Batch, Microbatch, StageReport
 from megatron.core.contracts.stage import Stage
 from megatron.core.pipeline_parallel.plan import Compute, Tick, Transfer, plan_pipeline
-from megatron.core.process_groups.collectives import exchange
+from megatron.core.process_groups.collectives import Waiting, start_exchange
 from megatron.core.process_groups.groups import ProcessGroups
 
 Reports = dict[tuple[int, int, int], StageReport]
 """By (chunk of this rank, logical shard, micro-batch index in the shard)."""
 
 
-def _nothing(chunk: int) -> None:
-    """A pass ends without anything to do."""
+def _nothing(*_: object) -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +29,11 @@ class PipelineInput:
 
     ``shards`` are this rank's logical shards in pass order, ``num_microbatches`` counts those of each.
     ``batch(v, i)`` is micro-batch i of logical shard v; it is asked once per chunk and must give the same each
-    time, on every pipeline stage. ``end_pass(chunk)`` is called after the last backward of a chunk for a shard, before
-    its first backward for the next. With ``training`` off nothing is differentiated.
+    time, on every pipeline stage. ``begin_forward(chunk)`` is called before every forward of a chunk,
+    ``begin_backward(chunk, last)`` before every backward, ``last``
+    where it is the chunk's last one for a shard; ``end_pass(chunk)`` after that one, before its first backward for the
+    next shard. With ``training`` off nothing is differentiated. With ``overlap`` transfers go on beside passes where a
+    rank has several chunks; with one, the next pass mostly needs what is on its way.
     """
 
     iteration: int
@@ -38,13 +42,20 @@ class PipelineInput:
     micro_batch_size: int
     seq_length: int
     batch: Callable[[int, int], Batch]
+    begin_forward: Callable[[int], None] = _nothing
+    begin_backward: Callable[[int, bool], None] = _nothing
     end_pass: Callable[[int], None] = _nothing
     training: bool = True
+    overlap: bool = False
 
     def place(self, position: int) -> tuple[int, int]:
         """(logical shard, micro-batch in it) of the ``position``-th micro-batch of this rank, all passes counted."""
         number, index = divmod(position, self.num_microbatches)
         return self.shards[number], index
+
+    def ends_pass(self, compute: Compute) -> bool:
+        """Whether it is its chunk's last backward for a logical shard."""
+        return compute.kind == "backward" and (compute.microbatch + 1) % self.num_microbatches == 0
 
 
 class _Executor:
@@ -56,11 +67,14 @@ class _Executor:
         self.results: dict[Compute, torch.Tensor] = {}
         self.graphs: dict[Compute, tuple[torch.Tensor | None, GradientEdge]] = {}
         self.reports: Reports = {}
+        self._started: deque[Waiting] = deque()
+        self._complete = 0
 
     def forward(self, this: Compute) -> torch.Tensor:
         """Run a chunk; the output is detached, and the graph kept without it."""
         given, chunk = self.given, self.chunks[this.chunk]
         activation = self.inputs.pop(this, None)
+        given.begin_forward(this.chunk)
         if activation is not None and given.training:
             activation.requires_grad_()
         shard, index = given.place(this.microbatch)
@@ -86,6 +100,7 @@ class _Executor:
     def backward(self, this: Compute) -> torch.Tensor | None:
         """Differentiate a chunk; returns the gradient of its input, ``None`` on the first chunk."""
         activation, edge = self.graphs.pop(this)
+        self.given.begin_backward(this.chunk, self.given.ends_pass(this))
         torch.autograd.backward((edge,), (self.inputs.pop(this),))
         return None if activation is None else activation.grad
 
@@ -108,17 +123,25 @@ class _Executor:
         self.inputs[transfer.use] = buffer
         return transfer.peer, buffer
 
+    def complete_transfers(self, ticks: int) -> None:
+        """Wait for the transfers of the first ``ticks`` ticks."""
+        while self._complete < ticks:
+            self._started.popleft()()
+            self._complete += 1
+
     def run(self, tick: Tick) -> None:
-        """One forward or backward, then its transfers, then the end of a logical shard's pass if this was its last."""
+        """One forward or backward once its input is there, then its transfers, then the end of a logical shard's pass
+        if this was its last."""
+        self.complete_transfers(tick.waits)
         if tick.compute is not None:
             self.work(tick.compute)
         # A rank does one pass per tick, so everything it sends is that pass's result.
         sends = [(transfer.peer, self.results.pop(tick.compute)) for transfer in tick.sends]
-        exchange(self.groups.pp, sends, [self._receive_buffer(transfer) for transfer in tick.receives])
+        receives = [self._receive_buffer(transfer) for transfer in tick.receives]
+        self._started.append(start_exchange(self.groups.pp, sends, receives))
         # After the transfers, so that no other stage waits for this one's reduction.
-        done = tick.compute
-        if done is not None and done.kind == "backward" and (done.microbatch + 1) % self.given.num_microbatches == 0:
-            self.given.end_pass(done.chunk)
+        if tick.compute is not None and self.given.ends_pass(tick.compute):
+            self.given.end_pass(tick.compute.chunk)
 
 
 def run_pipeline(chunks: Sequence[Stage], groups: ProcessGroups, given: PipelineInput) -> Reports:
@@ -129,9 +152,11 @@ def run_pipeline(chunks: Sequence[Stage], groups: ProcessGroups, given: Pipeline
     this rank.
     """
     total = len(given.shards) * given.num_microbatches
-    plan = plan_pipeline(groups.pp.size, len(chunks), total, forward_only=not given.training)
-    executor = _Executor(chunks, groups, given)
+    overlap = given.overlap and len(chunks) > 1
+    plan = plan_pipeline(groups.pp.size, len(chunks), total, forward_only=not given.training, overlap=overlap)
+    executor, ticks = _Executor(chunks, groups, given), plan.ranks[groups.pp.rank]
     with torch.set_grad_enabled(given.training):
-        for tick in plan.ranks[groups.pp.rank]:
+        for tick in ticks:
             executor.run(tick)
+    executor.complete_transfers(len(ticks))
     return executor.reports

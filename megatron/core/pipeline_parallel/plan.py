@@ -1,7 +1,7 @@
 """Which chunk of which rank works on which micro-batch when, and what travels afterwards; pure.
 
 All ranks are simulated together in ticks. In a tick a rank does at most one forward or one backward; at its end the
-results travel, so both ends of a transfer know its tick and no rank waits for a partner that has not posted. Every
+results travel, so both ends of a transfer know its tick and no rank waits for a partner that will not post. Every
 rank takes its forwards and its backwards in a fixed order, and a forward first while fewer than a limit wait for their
 backward. The limit bounds the activations held, and makes forwards and backwards alternate as in 1F1B and its
 interleaved form (Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM",
@@ -11,7 +11,7 @@ SC 2021). Any number of micro-batches works.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -37,16 +37,21 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What one rank does in one tick: at most one pass, then the transfers, in the order both ends know."""
+    """What one rank does in one tick: at most one pass, then it starts the transfers, in the order both ends know.
+
+    Before the pass it waits until the transfers of its first ``waits`` ticks are complete.
+    """
 
     compute: Compute | None
     sends: tuple[Transfer, ...] = ()
     receives: tuple[Transfer, ...] = ()
+    waits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """The ticks of every rank; ticks in which a rank has nothing to do are left out of its list."""
+    """The ticks of every rank; ticks in which a rank has nothing to do are left out of its list. After its last one a
+    rank waits for whatever is not complete."""
 
     ranks: tuple[tuple[Tick, ...], ...]
     num_ticks: int
@@ -139,10 +144,29 @@ def _simulate(ranks: list[_Rank], pp: int, vpp: int) -> Iterator[list[Tick]]:
         yield [Tick(c, tuple(s), tuple(r)) for c, s, r in zip(computes, sends, receives, strict=True)]
 
 
+def _with_waits(ticks: list[Tick], open_ticks: int) -> Iterator[Tick]:
+    """The ticks of one rank, each waiting for the transfer that brings its input, and for all but the last
+    ``open_ticks`` ticks before it, which bounds the tensors that are kept for transfers.
+
+    Every wait is for transfers of earlier ticks, whose other ends were started in those ticks too, so no ring of ranks
+    can wait for one another.
+    """
+    brought = {transfer.use: number for number, tick in enumerate(ticks) for transfer in tick.receives}
+    waits = 0
+    for number, tick in enumerate(ticks):
+        input_at = brought.get(tick.compute, -1) if tick.compute is not None else -1
+        waits = max(waits, input_at + 1, number - open_ticks)
+        yield replace(tick, waits=waits)
+
+
 @lru_cache(maxsize=64)
-def plan_pipeline(pp: int, vpp: int, num_microbatches: int, forward_only: bool = False) -> PipelinePlan:
+def plan_pipeline(
+    pp: int, vpp: int, num_microbatches: int, forward_only: bool = False, overlap: bool = False
+) -> PipelinePlan:
     """The plan of ``num_microbatches`` (1 or more) through ``pp`` ranks with ``vpp`` chunks each; chunk c of rank r is
-    segment c * PP + r of the model. ``forward_only`` leaves out backwards, for evaluation.
+    segment c * PP + r of the model. ``forward_only`` leaves out backwards, for evaluation. With ``overlap`` transfers
+    of up to ``pp`` ticks go on beside passes that do not need them, without, those of a tick are complete before the
+    rank's next one; passes and transfers are the same ones in the same order.
 
     Raises:
         ValueError: a size is below 1.
@@ -155,4 +179,5 @@ def plan_pipeline(pp: int, vpp: int, num_microbatches: int, forward_only: bool =
             rank.backwards, rank.limit = [], len(rank.forwards)
     ticks = list(_simulate(ranks, pp, vpp))
     busy = [[tick[r] for tick in ticks if tick[r] != Tick(None)] for r in range(pp)]
-    return PipelinePlan(ranks=tuple(map(tuple, busy)), num_ticks=len(ticks))
+    waiting = (tuple(_with_waits(of_rank, pp if overlap else 0)) for of_rank in busy)
+    return PipelinePlan(ranks=tuple(waiting), num_ticks=len(ticks))

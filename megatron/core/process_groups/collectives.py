@@ -1,7 +1,9 @@
 """Collectives whose result does not depend on how the transport works: rank-indexed copies, integer sums, maxima.
 
 Nothing here adds floating-point numbers; those sums live in ``ordered_reduce``. Copies travel as bytes, so every type
-works on every backend. All functions return new tensors and are no-ops on a group of one.
+works on every backend. All functions return new tensors and are no-ops on a group of one. Those called ``start_...``
+return at once, with a function that waits for the result; told to a probe they wait themselves, so that a trace shows
+what arrived.
 """
 
 from __future__ import annotations
@@ -45,6 +47,14 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
+Waiting = Callable[[], None]
+"""Waits for what was started; on CUDA the current stream does."""
+
+
+def nothing_to_wait_for() -> None:
+    """The ``Waiting`` of what is there already."""
+
+
 @_told
 def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """``[size, *shape]``: every member's tensor (equal shapes), in group order."""
@@ -67,6 +77,43 @@ def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(slots)
     dist.all_to_all_single(_bytes(out), _bytes(slots), group=group.handle)
     return out
+
+
+def start_all_to_all(group: Group, slots: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """``all_to_all`` that the host does not wait for: call the result for the received slots. Leave ``slots`` alone
+    until then. On CUDA it is part of the current stream, as any kernel."""
+    if group.probe is not None or group.size == 1 or slots.is_cuda:
+        received = all_to_all(group, slots)
+        return lambda: received
+    slots = slots.contiguous()
+    if slots.shape[0] != group.size:
+        raise ValueError(f"all_to_all over {group.size} members got {slots.shape[0]} slots")
+    out = torch.empty_like(slots)
+    work = dist.all_to_all_single(_bytes(out), _bytes(slots), group=group.handle, async_op=True)
+
+    def arrived() -> torch.Tensor:
+        work.wait()
+        return out
+
+    return arrived
+
+
+def start_all_gather(group: Group, whole: torch.Tensor) -> Waiting:
+    """Complete a flat tensor of ``size`` equal cuts, of which each member has filled its own, in place. Leave it alone
+    until the result was called. On CUDA it runs beside the current stream, after what that has been given before."""
+    if group.size == 1:
+        return nothing_to_wait_for
+    cut = whole.numel() // group.size
+    mine = whole[group.rank * cut : (group.rank + 1) * cut]
+    if group.probe is not None:
+        whole.copy_(all_gather(group, mine).view(-1))
+        return nothing_to_wait_for
+    work = dist.all_gather_into_tensor(_bytes(whole), _bytes(mine), group=group.handle, async_op=True)
+    return lambda: _wait(work)
+
+
+def _wait(work: dist.Work) -> None:
+    work.wait()
 
 
 @_told
@@ -144,19 +191,27 @@ def exchange(
     """Point-to-point transfers of one moment, all started together, waited for before return (on CUDA: in stream
     order). ``sends`` and ``receives`` pair a member's position with a contiguous tensor; between two members,
     transfers match in list order."""
+    start_exchange(group, sends, receives)()
+
+
+def start_exchange(
+    group: Group, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+) -> Waiting:
+    """``exchange`` that nobody waits for until the result is called: received tensors are not there before, and sent
+    ones must not change. Members start their exchanges in one order."""
     if group.probe is None or not (sends or receives):
-        _exchange(group, sends, receives)
-        return
+        return _start_exchange(group, sends, receives)
     given = {_channel(group, group.rank, peer): tensor for peer, tensor in sends}
     filled = {_channel(group, peer, group.rank): tensor for peer, tensor in receives}
     group.probe.around(
         "collective",
         "exchange",
-        lambda: _exchange(group, sends, receives),
+        lambda: _start_exchange(group, sends, receives)(),
         ins=given,
         outs=filled,
         meta={"axis": group.axis, "ranks": list(group.ranks)},
     )
+    return nothing_to_wait_for
 
 
 def _channel(group: Group, source: int, target: int) -> str:
@@ -165,14 +220,21 @@ def _channel(group: Group, source: int, target: int) -> str:
     return f"{pair} #{group.probe.count(pair)}"
 
 
-def _exchange(
+def _start_exchange(
     group: Group, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
-) -> None:
+) -> Waiting:
     ops = [dist.P2POp(dist.irecv, _bytes(t), group.ranks[peer], group.handle) for peer, t in receives]
     ops += [dist.P2POp(dist.isend, _bytes(t), group.ranks[peer], group.handle) for peer, t in sends]
-    if ops:
-        for work in dist.batch_isend_irecv(ops):
+    if not ops:
+        return nothing_to_wait_for
+    # Holds the operations, and so the tensors, until they are waited for.
+    started = dist.batch_isend_irecv(ops), ops
+
+    def wait() -> None:
+        for work in started[0]:
             work.wait()
+
+    return wait
 
 
 def gather_objects(group: Group, value: object) -> list[object]:

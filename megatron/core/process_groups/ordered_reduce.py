@@ -15,8 +15,14 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from megatron.core.process_groups.collectives import all_gather, all_to_all
-from megatron.core.process_groups.groups import BlockGroups, Group
+from megatron.core.process_groups.collectives import (
+    Waiting,
+    all_gather,
+    all_to_all,
+    nothing_to_wait_for,
+    start_all_to_all,
+)
+from megatron.core.process_groups.groups import Group
 from megatron.core.process_groups.running_fold import Fold, RunningFold
 
 _SMALL_BYTES = 1 << 15
@@ -36,9 +42,12 @@ class FloatSums(Protocol):
         """A sum over ``members`` logical members, of which each call of ``reduce_scatter_part`` brings one per rank."""
         ...
 
-    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
-        """Add the next ``size`` members to ``running``: ``flat`` as in ``reduce_scatter``, and the member of rank r is
-        the r-th of them. With all members at once it is ``reduce_scatter``."""
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> Waiting:
+        """Begin to add the next ``size`` members to ``running``: ``flat`` as in ``reduce_scatter``, and the member of
+        rank r is the r-th of them. With all members at once it is ``reduce_scatter``.
+
+        They have been added once the result was called; leave ``flat`` alone until then. Parts of one sum are begun,
+        and their results called, in order. On CUDA both belong to the stream that is current."""
         ...
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,31 +68,32 @@ class OrderedSums:
     def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
         """As ``FloatSums.reduce_scatter``."""
         running = self.start_fold(group, group.size, block or group.size)
-        self.reduce_scatter_part(group, flat, running)
+        self.reduce_scatter_part(group, flat, running)()
         return running.result()
 
     def start_fold(self, group: Group, members: int, block: int) -> RunningFold:
         """As ``FloatSums.start_fold``."""
         return RunningFold(members, block, self._fold)
 
-    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
-        """As ``FloatSums.reduce_scatter_part``; in two stages where the group has blocks and the sum has the same."""
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> Waiting:
+        """As ``FloatSums.reduce_scatter_part``; in two stages where the group has blocks and the sum has the same. Only
+        the first of them is on its way before the result is called."""
         slots = flat.view(group.size, -1)
-        if group.blocks is not None and group.blocks.inside.size == running.block:
-            running.add_blocks(self._sums_of_blocks(group.blocks, slots))
-        else:
-            running.add(all_to_all(group, slots) if group.size > 1 else slots)
-
-    def _sums_of_blocks(self, blocks: BlockGroups, slots: torch.Tensor) -> torch.Tensor:
-        """Every block's sum of this member's piece, in block order.
-
-        Member i of each block first sums, over its block, the pieces of all members that have place i in theirs; then
-        those members exchange what belongs to each.
-        """
+        blocks = group.blocks
+        if blocks is None or blocks.inside.size != running.block:
+            received = start_all_to_all(group, slots) if group.size > 1 else lambda: slots
+            return lambda: running.add(received())
+        # Member i of each block first sums, over its block, the pieces of all members that have place i in theirs;
+        # then those members exchange what belongs to each.
         inside, across = blocks.inside, blocks.across
         by_place = slots.view(across.size, inside.size, -1).transpose(0, 1).reshape(inside.size, -1)
-        mine = self._fold(all_to_all(inside, by_place), inside.size)
-        return all_to_all(across, mine.view(across.size, -1))
+        received = start_all_to_all(inside, by_place)
+
+        def add() -> None:
+            mine = self._fold(received(), inside.size)
+            running.add_blocks(all_to_all(across, mine.view(across.size, -1)))
+
+        return add
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``. Short tensors travel whole and are folded everywhere; same order, same bits."""
@@ -128,9 +138,10 @@ class NativeSums:
         parts = members // group.size
         return RunningFold(parts, parts, _plain_sum)
 
-    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
-        """As ``FloatSums.reduce_scatter_part``, in the order of the parts only."""
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> Waiting:
+        """As ``FloatSums.reduce_scatter_part``, in the order of the parts only; there at once."""
         running.add(self.reduce_scatter(group, flat).unsqueeze(0))
+        return nothing_to_wait_for
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``, except that the backend may round in between."""

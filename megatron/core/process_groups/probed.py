@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from megatron.core.process_groups.collectives import Waiting, nothing_to_wait_for
 from megatron.core.process_groups.groups import Group, ProcessGroups
 from megatron.core.process_groups.ordered_reduce import FloatSums
 from megatron.core.process_groups.running_fold import RunningFold
@@ -43,10 +44,12 @@ class ProbedSums:
         """As ``FloatSums.start_fold``."""
         return self._sums.start_fold(group, members, block)
 
-    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> None:
-        """As ``FloatSums.reduce_scatter_part``; what it adds to is shown by whoever takes the result."""
-        call = lambda: self._sums.reduce_scatter_part(group, flat, running)  # noqa: E731
+    def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> Waiting:
+        """As ``FloatSums.reduce_scatter_part``, and there at once; what it adds to is shown by whoever takes the
+        result."""
+        call = lambda: self._sums.reduce_scatter_part(group, flat, running)()  # noqa: E731
         self._told("reduce_scatter_part", group, flat, call)
+        return nothing_to_wait_for
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``."""

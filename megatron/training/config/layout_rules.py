@@ -36,6 +36,7 @@ def layout_problems(config: RunConfig, world_size: int) -> list[Problem]:
     problems += _logical_problems(config, world_size)
     problems += _global_balance_problems(config, world_size)
     problems += _batch_problems(config)
+    problems += _overlap_problems(config)
     return problems
 
 
@@ -164,3 +165,20 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
                 f"a multiple of {micro} * {ldp} = {micro * ldp}",
                 f"{flag} or --micro-batch-size",
             )
+
+
+def _overlap_problems(config: RunConfig) -> Iterator[Problem]:
+    if not config.ddp.overlap_param_gather:
+        return
+    if not config.optimizer.use_distributed_optimizer:
+        yield Problem(
+            "--overlap-param-gather without --use-distributed-optimizer",
+            "weights that are cut over the data-parallel ranks; otherwise every rank has them all",
+            "add --use-distributed-optimizer, or leave out --overlap-param-gather",
+        )
+    if not config.ddp.overlap_grad_reduce:
+        yield Problem(
+            "--overlap-param-gather without --overlap-grad-reduce",
+            "both, as in Megatron: the first tells which parameters a pass uses",
+            "add --overlap-grad-reduce, or leave out --overlap-param-gather",
+        )

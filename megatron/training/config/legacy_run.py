@@ -29,7 +29,7 @@ PARALLELISM = (
     FlagFamily(
         kind="ignored",
         reason="the pipeline's transfers follow a plan that is fixed before the run",
-        switches="--no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush",
+        switches="--overlap-p2p-communication-warmup-flush",
         values="--microbatch-group-size-per-vp-stage",
     ),
     FlagFamily(
@@ -77,9 +77,20 @@ OPTIMIZER = (
     ),
     FlagFamily(
         kind="ignored",
-        reason="gradients and parameters travel after the backward pass; no number depends on when",
-        switches="--overlap-grad-reduce --overlap-param-gather --overlap-param-gather-with-optimizer-step "
-        "--no-align-param-gather --no-align-grad-reduce --ddp-pad-buckets-for-high-nccl-busbw",
+        reason="buckets travel as soon as their stage has them and end at multiples of 1,024 elements for each rank",
+        switches="--no-align-param-gather --no-align-grad-reduce --ddp-pad-buckets-for-high-nccl-busbw",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="pipeline stages do not wait for one another before they gather or reduce",
+        change="--no-align-param-gather and --no-align-grad-reduce say what is done",
+        switches="--align-param-gather --align-grad-reduce",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason="parameters are gathered after the whole step, which a gradient that is not finite may still stop",
+        change="--overlap-param-gather",
+        switches="--overlap-param-gather-with-optimizer-step",
     ),
     FlagFamily(
         kind="ignored",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -240,8 +240,14 @@ def reported_layers(config: RunConfig) -> ReportedLayers:
 
 def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContext, evaluation: EvalShape) -> TrainStep:
     training, groups = config.training, context.groups
-    ddp = DistributedDataParallel(chunks, config.ddp, groups=groups, sums=context.sums, layout=context.layout)
-    optimizer = Optimizer(ddp.buffers, config.optimizer, groups=groups, ops=context.ops, seed=training.seed)
+    buckets = config.ddp
+    if config.trace.trace_dir or groups.dp.probe is not None:
+        # A probe sees what arrived, where the plan puts it; every rank does the same, traced itself or not.
+        buckets = replace(buckets, overlap_grad_reduce=False, overlap_param_gather=False)
+    ddp = DistributedDataParallel(chunks, buckets, groups=groups, sums=context.sums, layout=context.layout)
+    optimizer = Optimizer(
+        ddp.buffers, config.optimizer, groups=groups, ops=context.ops, seed=training.seed, gather=ddp.gather_weights
+    )
     schedule = plan_schedule(
         config.scheduler,
         config.optimizer,
@@ -261,5 +267,6 @@ def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContex
         norm_params=config.logging.log_params_norm,
         per_token=config.model.calculate_per_token_loss,
         watch_replicas=training.check_weight_hash_across_dp_replicas_interval,
+        overlap_p2p=config.parallel.overlap_p2p_communication,
     )
     return TrainStep(chunks, ddp, optimizer, schedule, groups, shape)

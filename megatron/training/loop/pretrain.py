@@ -102,6 +102,7 @@ def _train(
                 print(f"exiting program {reason}", flush=True)
             break
     profiler.close()
+    run.step.settle()
     garbage.release()
     if not training.skip_train:
         checkpoints.after_step(position, leaving=True)

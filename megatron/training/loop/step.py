@@ -27,7 +27,7 @@ from megatron.training.observe.step_record import StepMetrics
 class StepShape:
     """Sizes of a step; ``shards`` are this rank's logical shards in pass order, ``stride`` the samples of one
     micro-batch of all logical shards, ``watch_replicas`` the iterations between comparisons of replicas. ``evaluation``
-    has the sizes of an evaluation."""
+    has the sizes of an evaluation; ``overlap_p2p`` as ``PipelineInput.overlap``."""
 
     shards: tuple[int, ...]
     batch_sizes: BatchSizes
@@ -41,6 +41,7 @@ class StepShape:
     norm_params: bool = False
     per_token: bool = False
     watch_replicas: int | None = None
+    overlap_p2p: bool = True
 
 
 class TrainStep:
@@ -114,6 +115,7 @@ class TrainStep:
     def evaluate(self, reader: BatchReader, batches: int, iteration: int, consumed_samples: int) -> dict[str, float]:
         """Mean loss per token over ``batches`` global batches of an evaluation, from ``consumed_samples`` of the
         validation data on; nothing is updated and no noise is drawn."""
+        self.settle()
         total, tokens, batch_size = 0.0, 0, self.shape.evaluation.batch_size
         for number in range(batches):
             position = consumed_samples + number * batch_size
@@ -121,6 +123,10 @@ class TrainStep:
             total += losses.losses["lm loss"] * losses.num_tokens
             tokens += losses.num_tokens
         return {"lm loss": total / max(1, tokens)}
+
+    def settle(self) -> None:
+        """Wait for what a step has left on its way; for whoever stops here, or looks at the model itself."""
+        self.ddp.finish_gather()
 
     def _forward_backward(
         self, reader: BatchReader, iteration: int, consumed_samples: int, batch_size: int, *, training: bool
@@ -135,8 +141,11 @@ class TrainStep:
             micro_batch_size=sizes.micro_batch_size,
             seq_length=shape.seq_length,
             batch=lambda shard, index: reader.read(consumed_samples, shard, index),
+            begin_forward=self.ddp.begin_forward,
+            begin_backward=self.ddp.begin_backward,
             end_pass=self.ddp.end_pass,
             training=training,
+            overlap=shape.overlap_p2p,
         )
         by_place = run_pipeline(self.chunks, self.groups, given)
         reports: list[list[list[StageReport]]] = [

@@ -11,7 +11,7 @@ from megatron.core.config.errors import TrainingStoppedError
 from megatron.core.config.optimizer import OptimizerConfig
 from megatron.core.digest.bits import same_bits
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel, distinct_parameters
-from megatron.core.distributed.gradient_passes import GradientPasses
+from megatron.core.distributed.gradient_passes import GradientPasses, plan_units
 from megatron.core.ops.blocked_fold.reference import blocked_fold
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from tests.support.ranks import groups_for_test, ordered_sums
@@ -70,7 +70,9 @@ def test_a_chunk_that_is_done_leaves_the_others_gradients_alone() -> None:
 def test_the_sum_is_the_blocked_fold_over_passes() -> None:
     engine = _engine(1)
     layout = replace(engine.layout, ldp=5, block=2)
-    passes = GradientPasses(engine.buffers, ordered_sums(), layout, num_passes=5, num_chunks=1)
+    units = plan_units(engine.buffers, engine.chunks)
+    cpu = torch.device("cpu")
+    passes = GradientPasses(engine.buffers, ordered_sums(), layout, units=units, device=cpu, num_passes=5)
     buffer = engine.buffers[0]
     terms = torch.randn(5, buffer.plan.numel, generator=torch.Generator().manual_seed(3)) * 1e3
     passes.start()

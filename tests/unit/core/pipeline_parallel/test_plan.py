@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megatron.core.pipeline_parallel.plan import (
     Compute,
     PipelinePlan,
-    Tick,
     Transfer,
     in_flight_limit,
     plan_pipeline,
@@ -32,38 +33,42 @@ def _needs(rank: int, compute: Compute, pp: int, vpp: int) -> list[tuple[int, Co
 
 
 def replay(plan: PipelinePlan, pp: int, vpp: int) -> list[list[Compute]]:
-    """Run the plan as blocking processes would: a rank goes on once the partners of its tick's transfers have posted
-    theirs. Raises AssertionError where it hangs, a pass lacks its input, or two ends disagree."""
-    position = [0] * pp
-    done: list[list[Compute]] = [[] for _ in range(pp)]
-    available: list[set[Compute]] = [set() for _ in range(pp)]
-    computed = [False] * pp
+    """Run the plan as processes would that start the transfers of a tick after its pass and go on, and before a pass
+    wait until the partners of those they have to wait for have started them too. Raises AssertionError where it hangs,
+    a pass lacks its input, or two ends disagree."""
+    position, complete = [0] * pp, [0] * pp
+    started: list[set[Transfer]] = [set() for _ in range(pp)]
+    received: list[set[Compute]] = [set() for _ in range(pp)]
+    done: list[dict[Compute, None]] = [{} for _ in range(pp)]
+
+    def completes(rank: int, ticks: int) -> bool:
+        """Whether the transfers of the rank's first ticks have been started at both ends."""
+        for tick in plan.ranks[rank][complete[rank] : ticks]:
+            if any(Transfer(rank, t.use) not in started[t.peer] for t in (*tick.sends, *tick.receives)):
+                return False
+            received[rank].update(t.use for t in tick.receives)
+            complete[rank] += 1
+        return True
+
     while any(position[r] < len(plan.ranks[r]) for r in range(pp)):
         moved = False
         for rank in range(pp):
-            if position[rank] == len(plan.ranks[rank]):
-                continue
-            tick = plan.ranks[rank][position[rank]]
-            if not computed[rank]:
+            while position[rank] < len(plan.ranks[rank]):
+                tick = plan.ranks[rank][position[rank]]
+                assert tick.waits <= position[rank], "waits for what it has not started"
+                if not completes(rank, tick.waits):
+                    break
                 if tick.compute is not None:
                     for source, need in _needs(rank, tick.compute, pp, vpp):
-                        here = need in done[rank] if source == rank else tick.compute in available[rank]
+                        here = need in done[rank] if source == rank else tick.compute in received[rank]
                         assert here, f"rank {rank} starts {tick.compute} without {need}"
-                    done[rank].append(tick.compute)
-                computed[rank] = moved = True
-            if all(_posts(plan, position, computed, rank, t) for t in (*tick.sends, *tick.receives)):
-                position[rank], computed[rank], moved = position[rank] + 1, False, True
-                available[rank].update(t.use for t in tick.receives)
+                    done[rank][tick.compute] = None
+                started[rank].update((*tick.sends, *tick.receives))
+                position[rank], moved = position[rank] + 1, True
         assert moved, f"hangs at {position}"
-    return done
-
-
-def _posts(plan: PipelinePlan, position: list[int], computed: list[bool], rank: int, transfer: Transfer) -> bool:
-    """Whether the partner of a transfer has posted it, or is past it."""
-    ticks = plan.ranks[transfer.peer]
-    mirror = Transfer(rank, transfer.use)
-    reached = ticks[: position[transfer.peer] + computed[transfer.peer]]
-    return any(mirror in (*tick.sends, *tick.receives) for tick in reached)
+    for rank, ticks in enumerate(plan.ranks):
+        assert completes(rank, len(ticks)), f"rank {rank} hangs at the end"
+    return [list(passes) for passes in done]
 
 
 @pytest.mark.parametrize(("pp", "vpp"), SIZES)
@@ -80,6 +85,20 @@ def test_every_pass_once_in_order_and_bounded(pp: int, vpp: int) -> None:
                 for kind in ("forward", "backward"):
                     order = [p.microbatch for p in passes if p.kind == kind and p.chunk == chunk]
                     assert order == list(range(num_microbatches))
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), (4, 2), (8, 4)])
+@pytest.mark.parametrize("num_microbatches", [1, 4, 5])
+def test_overlap_moves_waits_alone_and_bounds_what_is_open(pp: int, vpp: int, num_microbatches: int) -> None:
+    plain, overlapped = (plan_pipeline(pp, vpp, num_microbatches, overlap=on) for on in (False, True))
+    assert replay(plain, pp, vpp) == replay(overlapped, pp, vpp)
+    for before, after in zip(plain.ranks, overlapped.ranks, strict=True):
+        assert [replace(tick, waits=0) for tick in before] == [replace(tick, waits=0) for tick in after]
+        assert [tick.waits for tick in before] == list(range(len(before)))
+        waits = [tick.waits for tick in after]
+        assert waits == sorted(waits)
+        assert all(number - pp <= wait <= number for number, wait in enumerate(waits))
+    assert any(tick.waits < number for ticks in overlapped.ranks for number, tick in enumerate(ticks))
 
 
 @pytest.mark.parametrize(("pp", "vpp"), SIZES)
@@ -114,13 +133,16 @@ def test_evaluation_has_forwards_only(pp: int, vpp: int) -> None:
 def test_a_lost_transfer_and_a_wrong_order_are_seen() -> None:
     plan = plan_pipeline(2, 1, 3)
     first, second = plan.ranks
-    lost = (Tick(first[0].compute), *first[1:])
+    lost = (replace(first[0], sends=()), *first[1:])
     with pytest.raises(AssertionError, match="hangs"):
         replay(PipelinePlan((lost, second), plan.num_ticks), 2, 1)
     backward = next(i for i, tick in enumerate(second) if tick.compute and tick.compute.kind == "backward")
     early = (second[backward], *second[:backward], *second[backward + 1 :])
-    with pytest.raises(AssertionError, match="without|hangs"):
+    with pytest.raises(AssertionError, match="without|hangs|not started"):
         replay(PipelinePlan((first, early), plan.num_ticks), 2, 1)
+    hasty = tuple(replace(tick, waits=0) for tick in second)
+    with pytest.raises(AssertionError, match="without"):
+        replay(PipelinePlan((first, hasty), plan.num_ticks), 2, 1)
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])

@@ -63,6 +63,8 @@ def test_flag_given_twice_warns_once():
         ("--ddp-average-in-collective", "stated order"),
         ("--tp-comm-overlap", "stated order"),
         ("--use-megatron-fsdp", "change: --use-distributed-optimizer"),
+        ("--align-param-gather", "change: --no-align-param-gather and"),
+        ("--overlap-param-gather-with-optimizer-step", "change: --overlap-param-gather"),
         ("--batch-size 4", "change: --global-batch-size"),
         ("--otel-exporter a b c", "logs go to files"),
         ("--inprocess-max-iterations 3", "restarts"),

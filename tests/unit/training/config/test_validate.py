@@ -64,6 +64,8 @@ def test_what_fits_is_accepted(flags: str, world_size: int):
     ("flags", "world_size", "expected"),
     [
         (f"{TP} 4 {SP} --mamba-num-groups 4", 2, "2 processes with --tensor-model-parallel-size 4 and"),
+        ("--overlap-param-gather --overlap-grad-reduce", 1, "given --overlap-param-gather without --use-distributed"),
+        ("--overlap-param-gather --use-distributed-optimizer", 1, "change: add --overlap-grad-reduce, or leave out"),
         (f"{TP} 2 {SP} --expert-model-parallel-size 4", 6, "a multiple of 2 * 4 * 1 = 8"),
         (f"{TP} 2 {SP} --num-attention-heads 5 --kv-channels 16", 2, "given --num-attention-heads 5 with"),
         (f"{TP} 4 {SP} --mamba-num-groups 4 --num-attention-heads 12 --kv-channels 4 --group-query-attention"

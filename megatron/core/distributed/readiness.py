@@ -1,0 +1,139 @@
+"""Readiness: when the gradients of a chunk's last backward for a logical shard are complete, bucket by bucket.
+
+Autograd says of each parameter when all its uses in one graph have given their gradients, also those whose gradient
+went straight into the main gradient. How often that happens in a backward (more than once under recomputation) is
+learned from the first one, after which nothing is early; a backward in which it happens more often than was known is
+an error where a gradient came too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from megatron.core.contracts.parameter import ModelParameter
+
+
+@dataclass(kw_only=True, slots=True)
+class Unit:
+    """What leaves together: one bucket of one gradient buffer (``leaf``) of the buffer ``buffer``, with the parameters
+    in it and their views of it."""
+
+    buffer: int
+    leaf: int
+    bucket: int
+    params: tuple[ModelParameter, ...]
+    views: tuple[torch.Tensor, ...]
+    missing: int = 0
+    sent: bool = False
+    versions: list[int] = field(default_factory=list)
+
+
+class LateGradientError(RuntimeError):
+    """A gradient arrived after the bucket it belongs to was sent: the sum over ranks lacks it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            f"gradients arrived after their bucket was sent and would be lost: {', '.join(names)}; a parameter whose "
+            "uses change from one micro-batch to the next, or whose main gradient is written outside of autograd, "
+            "cannot be trained with --overlap-grad-reduce"
+        )
+
+
+class Readiness:
+    """Calls ``send(unit)`` for the units of a chunk in their order, each as soon as its gradients and those of all
+    units before it are complete. Every rank of a stage runs the same backward, so all of them send in one order."""
+
+    def __init__(self, units: Sequence[Sequence[Unit]], send: Callable[[int, Unit], None]) -> None:
+        self._units, self._send = units, send
+        self._of_param: list[dict[int, list[Unit]]] = [{} for _ in units]
+        self._known: list[dict[int, int] | None] = [None for _ in units]
+        self._seen: dict[int, int] = {}
+        self._chunk: int | None = None
+        self._next = 0
+        # Autograd keeps only a weak reference to the node that a parameter's gradients meet in.
+        self._nodes: dict[int, torch.autograd.graph.Node] = {}
+        for chunk, of_chunk in enumerate(units):
+            for unit in of_chunk:
+                for param in unit.params:
+                    self._of_param[chunk].setdefault(id(param), []).append(unit)
+                    if id(param) not in self._nodes:
+                        self._nodes[id(param)] = _meeting_point(param)
+                        self._nodes[id(param)].register_hook(partial(self._arrived, param))
+
+    def watch(self, chunk: int) -> None:
+        """The backward that follows is the chunk's last for a logical shard."""
+        self._chunk, self._next = chunk, 0
+        self._seen = dict.fromkeys(self._of_param[chunk], 0)
+        known = self._known[chunk]
+        for unit in self._units[chunk]:
+            unit.sent = False
+            # A parameter that no graph held has nothing to wait for.
+            unit.missing = len(unit.params) if known is None else sum(known[id(p)] > 0 for p in unit.params)
+
+    def end(self, chunk: int) -> None:
+        """That backward is over: send what is left."""
+        if self._chunk == chunk:
+            known = self._known[chunk]
+            self._known[chunk] = {p: max(n, known[p] if known else 0) for p, n in self._seen.items()}
+            self._chunk = None
+        else:
+            self._next = 0
+        for unit in self._units[chunk][self._next :]:
+            self._give(chunk, unit)
+
+    def check_nothing_came_late(self, chunk: int) -> None:
+        """Raises ``LateGradientError`` where a main gradient was written after it was sent; torch counts the writes it
+        knows of."""
+        late = [
+            param.spec.name
+            for unit in self._units[chunk]
+            if unit.sent
+            for param, view, version in zip(unit.params, unit.views, unit.versions, strict=True)
+            if view._version != version
+        ]
+        if late:
+            raise LateGradientError(late)
+        for unit in self._units[chunk]:
+            unit.sent = False
+
+    def used(self, chunk: int) -> set[int]:
+        """Identities of the parameters that the chunk's backward gave a gradient to; none before the first."""
+        return {param for param, count in (self._known[chunk] or {}).items() if count}
+
+    def _arrived(self, param: ModelParameter, *_: object) -> None:
+        chunk = self._chunk
+        if chunk is None:
+            return
+        key, known = id(param), self._known[chunk]
+        self._seen[key] += 1
+        if known is None or self._seen[key] < known[key]:
+            return
+        units = self._of_param[chunk][key]
+        if self._seen[key] > known[key]:
+            if any(unit.sent for unit in units):
+                raise LateGradientError([param.spec.name])
+            return
+        for unit in units:
+            unit.missing -= 1
+        waiting = self._units[chunk]
+        while self._next < len(waiting) and waiting[self._next].missing == 0:
+            self._give(chunk, waiting[self._next])
+            self._next += 1
+
+    def _give(self, chunk: int, unit: Unit) -> None:
+        self._send(chunk, unit)
+        unit.sent = True
+        unit.versions = [view._version for view in unit.views]
+
+
+def _meeting_point(param: ModelParameter) -> torch.autograd.graph.Node:
+    """The node of autograd that all uses of a parameter lead to."""
+    with torch.enable_grad():
+        node = param.expand_as(param).grad_fn
+    if node is None:
+        raise ValueError(f"{param.spec.name} is not trained")
+    return node.next_functions[0][0]
