@@ -37,13 +37,16 @@ _PRELOAD = [
 COLLECTIVE_TIMEOUT_S = 60
 
 
-def _rank_main(rank: int, world: int, store: str, fn: Callable[..., Any], args: tuple, results: Any) -> None:
+def _rank_main(
+    rank: int, world: int, meeting: tuple[str, str], fn: Callable[..., Any], args: tuple, results: Any
+) -> None:
+    backend, store = meeting
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     try:
         if world > 1:
             dist.init_process_group(
-                "gloo",
+                backend,
                 init_method=f"file://{store}",
                 rank=rank,
                 world_size=world,
@@ -61,8 +64,10 @@ def _rank_main(rank: int, world: int, store: str, fn: Callable[..., Any], args: 
         os._exit(1)  # do not wait in a collective that the others will never enter
 
 
-def run_ranks(world: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
-    """``fn(*args)`` on ``world`` gloo ranks; the results in rank order.
+def run_ranks(
+    world: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 120, backend: str = "gloo"
+) -> list[Any]:
+    """``fn(*args)`` on ``world`` ranks that meet over ``backend``; the results in rank order.
 
     Raises:
         AssertionError: a rank failed; the message holds its traceback.
@@ -75,7 +80,7 @@ def run_ranks(world: int, fn: Callable[..., Any], *args: Any, timeout_s: float =
         for rank in range(world):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(rank, world, f"{folder}/store", fn, args, sender), daemon=True
+                target=_rank_main, args=(rank, world, (backend, f"{folder}/store"), fn, args, sender), daemon=True
             )
             process.start()
             sender.close()
