@@ -24,6 +24,7 @@ KERNEL_PACKAGES = (
     "mamba_ssm",
     "causal_conv1d",
     "apex",
+    "fused_weight_gradient_mlp_cuda",
     "cudnn",
     "flash_attn",
     "cutlass",

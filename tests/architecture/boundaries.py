@@ -9,7 +9,16 @@ from tests.architecture.rule import LIBRARY, Hit, Rule
 from tests.architecture.sources import Source
 
 KERNEL_PACKAGES = frozenset(
-    {"triton", "transformer_engine", "mamba_ssm", "causal_conv1d", "apex", "cudnn", "flash_attn"}
+    {
+        "triton",
+        "transformer_engine",
+        "mamba_ssm",
+        "causal_conv1d",
+        "apex",
+        "fused_weight_gradient_mlp_cuda",
+        "cudnn",
+        "flash_attn",
+    }
 )
 
 _EARLY_REFUSAL = "a bad command line is refused before torch is loaded"
@@ -24,6 +33,7 @@ LATE_IMPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "megatron/core/tokenizers/tiktoken.py": (("tiktoken",), "optional, by flag"),
     "megatron/determinism/__main__.py": (("megatron.determinism",), "each subcommand loads what it needs"),
     "megatron/training/__init__.py": (("megatron.training",), _EARLY_REFUSAL),
+    "megatron/training/observe/machine.py": (("pynvml",), "optional, for facts about GPUs"),
     "megatron/training/observe/observers.py": (("megatron.training.observe",), "behind it: optional packages"),
     "tools/progress.py": (("rich",), "optional, used on a terminal only"),
 }

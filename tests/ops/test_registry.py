@@ -134,7 +134,8 @@ def test_the_reference_comes_last_and_runs_everywhere():
         assert names[-1] == "reference"
         assert len(set(names)) == len(names)
         assert set(op.variants[-1].guarantee) == {"cpu", "cuda"}
-        assert all(name.startswith(("deterministic", "fast", "reference")) for name in names)
+        own = [v.name for v in op.variants if v.outside is None]
+        assert all(name.startswith(("deterministic", "fast", "reference")) for name in own)
 
 
 def test_variants_of_an_op_have_one_signature():

@@ -52,13 +52,14 @@ def median_ms(run: Callable[[], object]) -> float:
 
 
 def selected(ops: list[str], names: list[str] | None) -> list[tuple[Op, Variant]]:
-    """Variants to time: of these ops (or ``all``), of these names, or all but the reference."""
+    """Variants to time: of these ops (or ``all``), of these names, or all but the reference and outside packages, whose
+    mode a process has once (``tools/bench/outside.py``)."""
     return [
         (op, variant)
         for op in ALL_OPS
         if op.spec.name in WORKLOADS and {"all", op.spec.name} & set(ops)
         for variant in op.variants
-        if (variant.name in names if names else variant is not op.variants[-1])
+        if (variant.name in names if names else variant is not op.variants[-1] and variant.outside is None)
         if "cuda" in variant.guarantee and torch.bfloat16 in variant.dtypes
     ]
 

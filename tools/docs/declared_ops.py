@@ -18,7 +18,16 @@ from typing import Any
 
 import torch  # noqa: F401  loaded before the stand-ins, which it would take for the real packages
 
-KERNEL_PACKAGES = ("apex", "causal_conv1d", "cudnn", "flash_attn", "mamba_ssm", "transformer_engine", "triton")
+KERNEL_PACKAGES = (
+    "apex",
+    "causal_conv1d",
+    "cudnn",
+    "flash_attn",
+    "fused_weight_gradient_mlp_cuda",
+    "mamba_ssm",
+    "transformer_engine",
+    "triton",
+)
 
 
 class _Name:

@@ -11,6 +11,7 @@ import sys
 from generated import cell, table, write_or_check
 from promises import LEVELS, PROMISES
 
+from megatron.core.ops.outside_versions import KNOWN_PATHS
 from megatron.training.setup.pinned_environment import PINS
 from megatron.training.setup.pinned_switches import SWITCHES
 
@@ -50,6 +51,15 @@ Across machines step 2 is made in two stages, inside blocks and then between the
 machine and B divides the data-parallel size; it is the same sum.
 """
 
+OUTSIDE = """\
+Paths of outside packages whose bits are known to differ between replays, or were not shown to repeat, and what is taken
+in their place. A variant that calls a package is never taken unasked, and the package is imported by the run that asks
+for one (`--op-variants ssd_scan=mamba_ssm_deterministic`), when its ops are chosen. A package's deterministic mode runs
+with `--deterministic-mode` only, which pins the variables above before the import, and from the version on that it was
+shown with; its default mode without it only, because torch's switch and those variables turn it off. Anything else is
+refused at start. The manifest of a run holds the package's version.
+"""
+
 PROGRAMS = """\
 ## Programs of one's own
 
@@ -85,6 +95,11 @@ def page() -> str:
     lines += table(
         ("switch", "value", "why"),
         [(f"`torch.{s.write or s.read}`", f"`{s.value}`", cell(s.why)) for s in SWITCHES],
+    )
+    lines += ["", "## Outside packages", "", OUTSIDE]
+    lines += table(
+        ("package", "versions", "path", "why", "taken in its place", "evidence"),
+        [tuple(map(cell, (p.package, p.versions, p.path, p.why, p.instead, p.evidence))) for p in KNOWN_PATHS],
     )
     return "\n".join([*lines, "", PROGRAMS]).rstrip() + "\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-from megatron.core.ops.registry import Variant
+from megatron.core.ops.registry import Guarantee, Variant
 
 
 def installed(package: str) -> bool:
@@ -21,3 +21,9 @@ def variants_needing(package: str, *modules: str) -> tuple[Variant, ...]:
     if not installed(package):
         return ()
     return tuple(importlib.import_module(module).VARIANT for module in modules)
+
+
+def on_cuda_with(package: str, level: Guarantee) -> dict[str, Guarantee]:
+    """What a variant promises that calls ``package`` on a GPU: ``level`` where it is installed, and no support for any
+    device where it is not."""
+    return {"cuda": level} if installed(package) else {}

@@ -20,6 +20,7 @@ import torch
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.numerics import FASTEST, FLOAT_SUMS, NATIVE, ORDERED, NumericsConfig
+from megatron.core.ops.outside import Outside, load_problems, start_problems
 from megatron.core.ops.ranking import fastest_first
 
 
@@ -114,12 +115,13 @@ class Variant:
     """One implementation of an op.
 
     Attributes:
-        name: guarantee first, technology second, e.g. ``deterministic_triton``.
+        name: guarantee first, technology second, e.g. ``deterministic_triton``; of an outside package: its name first.
         fn: the callable; all variants of an op take the same arguments.
         guarantee: by device type; a device that is not listed is not supported.
         dtypes: activation types it takes.
         why: one sentence: what fixes, or breaks, the order of additions.
         sources: further modules whose text is part of the implementation (kernels).
+        outside: the package of kernels it calls, if that is loaded for those who chose it only.
     """
 
     name: str
@@ -128,6 +130,7 @@ class Variant:
     why: str
     dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.bfloat16})
     sources: tuple[str, ...] = ()
+    outside: Outside | None = None
 
     def source_hash(self) -> str:
         """SHA-256 over the text of the implementing modules, 16 hex digits."""
@@ -170,9 +173,14 @@ class OpTable:
         return min(v.guarantee[self.device] for v in self.chosen.values())
 
     def manifest(self) -> dict[str, dict[str, str]]:
-        """Variant, guarantee and source hash of every op, for the run's manifest."""
+        """Variant, guarantee and source hash of every op, and the outside package's version, for the run's manifest."""
         return {
-            op: {"variant": v.name, "guarantee": v.guarantee[self.device].name, "source": v.source_hash()}
+            op: {
+                "variant": v.name,
+                "guarantee": v.guarantee[self.device].name,
+                "source": v.source_hash(),
+                **({"package": f"{v.outside.package} {v.outside.version}"} if v.outside else {}),
+            }
             for op, v in sorted(self.chosen.items())
         }
 
@@ -195,15 +203,36 @@ def _overrides(text: str | None, ops: Mapping[str, Op]) -> tuple[dict[str, str],
     return wanted, problems
 
 
+def _wanted_text(op: Op, name: str) -> str:
+    """The variant that was asked for, and its package where that is what is missing."""
+    outside = op.variant(name).outside if name != FASTEST else None
+    absent = outside is not None and not outside.installed
+    return f"variant {name}" + (f", whose package {outside.package} is not installed" if absent else "")
+
+
+def _outside_problems(chosen: Mapping[str, Variant], numerics: NumericsConfig) -> list[Problem]:
+    """What keeps chosen outside variants from being what their names say; loads their packages if nothing does."""
+    wanted = {f"{op}={v.name}": v.outside for op, v in chosen.items() if v.outside}
+    allowed = {name.strip() for name in (numerics.determinism_allow_env or "").split(",")}
+    strict = numerics.deterministic_mode
+    problems = [
+        problem
+        for choice, outside in wanted.items()
+        for problem in start_problems(choice, outside, strict=strict, allowed_environment=allowed)
+    ]
+    return problems or [problem for choice, outside in wanted.items() for problem in load_problems(choice, outside)]
+
+
 def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.device, dtype: torch.dtype) -> OpTable:
     """Choose one variant per op for a device and an activation type.
 
     In deterministic mode the first variant that promises at least ``RUN_TO_RUN`` is taken; otherwise the first that
     runs at all. ``--op-variants`` overrides single ops; ``fastest`` is the first by ``ranking.py``, whatever it
-    promises.
+    promises. Outside packages of the chosen variants are imported here, and no others.
 
     Raises:
-        ConfigError: an op has no variant that keeps the promise, or an override is unknown or cannot run here.
+        ConfigError: an op has no variant that keeps the promise; an override is unknown or cannot run here; or an
+            outside variant would not be what its name says (mode or version) or its package does not load.
     """
     by_name = {op.spec.name: op for op in ops}
     wanted, problems = _overrides(numerics.op_variants, by_name)
@@ -212,12 +241,13 @@ def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.devic
     chosen: dict[str, Variant] = {}
     for name, op in by_name.items():
         runs = [v for v in op.variants if device.type in v.guarantee and dtype in v.dtypes]
+        unasked = [v for v in runs if v.outside is None or v.outside.fits(strict=numerics.deterministic_mode)]
         if wanted.get(name) == FASTEST:
-            fit = [op.variant(first) for first in fastest_first(name, model, [v.name for v in runs])]
+            fit = [op.variant(first) for first in fastest_first(name, model, [v.name for v in unasked])]
         elif name in wanted:
             fit = [v for v in runs if v.name == wanted[name]]
         else:
-            fit = [v for v in runs if v.guarantee[device.type] >= need]
+            fit = [v for v in unasked if v.guarantee[device.type] >= need]
         if fit:
             chosen[name] = fit[0]
             continue
@@ -225,12 +255,13 @@ def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.devic
         problems.append(
             Problem(
                 f"op {name} on {device.type} in {dtype}",
-                f"variant {wanted[name]}"
+                _wanted_text(op, wanted[name])
                 if name in wanted
                 else f"a variant that promises {need.name}; there is {have}",
                 f"--op-variants {name}=..., or --deterministic-mode off",
             )
         )
+    problems = problems or _outside_problems(chosen, numerics)
     if problems:
         raise ConfigError(problems)
     return OpTable(device=device.type, dtype=dtype, chosen=chosen)

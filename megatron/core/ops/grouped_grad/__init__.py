@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron.core.ops.availability import variants_needing
-from megatron.core.ops.grouped_grad import deterministic, deterministic_torch_addmm, reference
+from megatron.core.ops.grouped_grad import deterministic, deterministic_torch_addmm, reference, te_grouped
 from megatron.core.ops.grouped_grad.spec import SPEC
 from megatron.core.ops.registry import Op
 
@@ -13,6 +13,7 @@ OP = Op(
         *variants_needing("triton", "megatron.core.ops.grouped_grad.deterministic_triton"),
         deterministic_torch_addmm.VARIANT,
         deterministic.VARIANT,
+        te_grouped.VARIANT,
         reference.VARIANT,
     ),
 )
