@@ -70,5 +70,5 @@ DETERMINISTIC = Variant(
     dtypes=frozenset({torch.bfloat16}),
     why="Only kernels with a backward of fixed order may be taken: cuDNN's deterministic one.",
     sources=_SOURCES,
-    outside=Outside(package="transformer_engine", load=_package, at_least="2.20", switch=_SWITCH, deterministic=True),
+    outside=Outside(package="transformer_engine", load=_package, at_least="2.20.2", switch=_SWITCH, deterministic=True),
 )

@@ -64,5 +64,5 @@ VARIANT = Variant(
         "megatron.core.ops.grouped_gemm.reference",
         "megatron.core.ops.outside",
     ),
-    outside=Outside(package="transformer_engine", load=_package, at_least="2.20"),
+    outside=Outside(package="transformer_engine", load=_package, at_least="2.20.2"),
 )

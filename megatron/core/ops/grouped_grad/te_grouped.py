@@ -60,5 +60,5 @@ VARIANT = Variant(
         "megatron.core.ops.linear_grad.deterministic_torch_addmm",
         "megatron.core.ops.outside",
     ),
-    outside=Outside(package="transformer_engine", load=_package, at_least="2.20"),
+    outside=Outside(package="transformer_engine", load=_package, at_least="2.20.2"),
 )
