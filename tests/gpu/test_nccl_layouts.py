@@ -54,10 +54,37 @@ CELLS = (
 )
 
 
-def _launch(cell: Cell, folder: Path) -> list[dict]:
+@dataclass(frozen=True)
+class Overlap:
+    """A layout with overlap and without."""
+
+    cell: Cell
+    on: str
+    off: str = ""
+
+
+BOTH = "--overlap-grad-reduce --overlap-param-gather"
+OVERLAPS = (
+    Overlap(Cell("DP2", 2, ""), f"{BOTH} --ddp-num-buckets 12"),
+    Overlap(Cell("LDP4-over-DP2", 2, "--logical-data-parallel-size 4"), f"{BOTH} --ddp-num-buckets 5"),
+    Overlap(
+        Cell("PP2xVPP2", 2, "--pipeline-model-parallel-size 2", pattern="ME|M*|EM|-E"),
+        "--overlap-grad-reduce",
+        "--no-overlap-p2p-communication",
+    ),
+    Overlap(
+        Cell("PP2xVPP2xDP2", 4, "--pipeline-model-parallel-size 2", pattern="ME|M*|EM|-E"),
+        f"{BOTH} --ddp-num-buckets 12",
+        "--no-overlap-p2p-communication",
+    ),
+    Overlap(Cell("TP2xEP2xDP2", 4, f"{TP2} --expert-model-parallel-size 2"), f"{BOTH} --ddp-num-buckets 12"),
+)
+
+
+def _launch(cell: Cell, folder: Path, flags: str = "") -> list[dict]:
     """Train in fresh processes; the steps' metrics."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cell.gpus)]
-    command += ["pretrain_hybrid.py", *shlex.split(RECIPE), *shlex.split(cell.flags)]
+    command += ["pretrain_hybrid.py", *shlex.split(RECIPE), *shlex.split(cell.flags), *shlex.split(flags)]
     command += ["--hybrid-layer-pattern", cell.pattern]
     command += ["--run-dir", str(folder), "--fingerprint-dir", str(folder / "fingerprint")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
@@ -69,19 +96,43 @@ HERE = [cell for cell in CELLS if cell.gpus <= max(2, torch.cuda.device_count())
 """Cells of up to two GPUs always count; larger ones where the machine has them."""
 
 
+def _require_one_run(first: Path, second: Path) -> None:
+    command = [sys.executable, "-m", "megatron.determinism", "compare", str(first), str(second)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"all {STEPS} common iterations" in done.stdout
+
+
+def _median_ms(steps: list[dict]) -> float:
+    times = sorted(1000 * step["elapsed_s"] for step in steps[5:])
+    return times[len(times) // 2]
+
+
 @pytest.mark.parametrize("cell", HERE, ids=lambda cell: cell.name)
 def test_two_launches_are_one_run(cell: Cell, tmp_path: Path) -> None:
     first = _launch(cell, tmp_path / "first")
     _launch(cell, tmp_path / "second")
-    folders = [str(tmp_path / leg / "fingerprint") for leg in ("first", "second")]
-    command = [sys.executable, "-m", "megatron.determinism", "compare", *folders]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"all {STEPS} common iterations" in done.stdout
+    _require_one_run(*(tmp_path / leg / "fingerprint" for leg in ("first", "second")))
     losses = [step["losses"]["lm loss"] for step in first]
     assert losses[-1] < 0.8 * losses[0], losses
-    step_ms = sorted(1000 * step["elapsed_s"] for step in first[5:])
     print(
         f"\n{cell.name}: {cell.gpus} GPU, loss {losses[0]:.4f} -> {losses[-1]:.4f}, median step "
-        f"{step_ms[len(step_ms) // 2]:.1f} ms, two launches identical on all {STEPS} steps"
+        f"{_median_ms(first):.1f} ms, two launches identical on all {STEPS} steps"
+    )
+
+
+GPUS = torch.cuda.device_count()
+
+
+@pytest.mark.parametrize("overlap", [o for o in OVERLAPS if o.cell.gpus <= max(2, GPUS)], ids=lambda o: o.cell.name)
+def test_overlap_is_the_same_run(overlap: Overlap, tmp_path: Path) -> None:
+    """Two launches with overlap, and one without."""
+    legs = {"on": overlap.on, "again": overlap.on, "off": overlap.off}
+    steps = {leg: _launch(overlap.cell, tmp_path / leg, flags) for leg, flags in legs.items()}
+    for other in ("again", "off"):
+        _require_one_run(tmp_path / "on" / "fingerprint", tmp_path / other / "fingerprint")
+    on, again, off = (_median_ms(steps[leg]) for leg in legs)
+    print(
+        f"\n{overlap.cell.name}: {overlap.cell.gpus} GPU, median step with overlap {on:.1f} and {again:.1f} ms, "
+        f"without {off:.1f} ms, three launches identical on all {STEPS} steps"
     )

@@ -92,6 +92,15 @@ PROMISES = (
         control="determinism/test_placement.py::test_a_ring_that_starts_elsewhere_adds_differently",
     ),
     Promise(
+        level="L2",
+        promise="Overlap of gradient reduction, weight gather and pipeline transfers changes no bit, whoever is late; "
+        "a gradient that comes after its bucket has left is refused by name",
+        kept_by="buckets leave in the plan's order once complete; what is received is added by position; modules wait "
+        "for their own weights",
+        test="determinism/test_overlap.py::test_overlap_changes_no_bit",
+        control="determinism/test_overlap.py::test_a_bucket_that_leaves_too_early_is_seen",
+    ),
+    Promise(
         level="L3",
         promise="Data-parallel and pipeline sizes, distributed optimizer and bucket sizes change no bit",
         kept_by="passes over logical shards and a fold that goes on from pass to pass",

@@ -45,8 +45,8 @@ class DistributedDataParallelConfig:
     ddp_num_buckets: int | None = layout(None)
     """Cut the gradients into about this many buckets instead of giving a size."""
     overlap_grad_reduce: bool = layout(False)
-    """Send each bucket of gradients as soon as it is complete, beside the rest of the backward. A run that is traced
-    does one after the other; no bit depends on it."""
+    """Send each bucket of gradients as soon as it is complete, beside the rest of the backward. A run that is traced or
+    checked by replay does one after the other; no bit depends on it."""
     overlap_param_gather: bool = layout(False)
     """Gather the new weights bucket by bucket beside the next forward, which waits for what it uses; needs
     --use-distributed-optimizer and --overlap-grad-reduce."""
