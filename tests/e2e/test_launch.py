@@ -39,7 +39,10 @@ def test_two_ranks_train_and_leave_everything_a_user_looks_for(tmp_path: Path) -
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(m["kind"], m["iteration"]) for m in metrics] == [("train", 1), ("train", 2), ("valid", 2)]
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    assert {"trajectory", "launch"} <= json.loads((tmp_path / "manifest.json").read_text()).keys()
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert {"trajectory", "launch"} <= manifest.keys()
+    (machine,) = manifest["launch"]["machines"]
+    assert {"host", "driver", "gpus", "topology", "container"} <= machine.keys()
     assert list((tmp_path / "tensorboard").glob("events.*"))
     names = {p.name for p in (tmp_path / "fingerprint").iterdir()}
     assert names == {"manifest.json", "fingerprint.jsonl", "rank_00000.jsonl", "rank_00001.jsonl"}

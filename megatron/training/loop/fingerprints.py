@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from megatron.training.data.batches import BatchReader
 from megatron.training.loop.agreed_writer import AgreedWriter, stopping_together
 from megatron.training.loop.build import Run
 from megatron.training.observe.fingerprint import StepRecord
+from megatron.training.observe.machine import MISSING_NVML, load_nvml, machine_part
 from megatron.training.observe.run_manifest import (
     Circumstances,
     folder_problems,
@@ -46,6 +49,7 @@ def run_manifest(run: Run, start_iteration: int) -> dict[str, dict]:
         run.groups.topology,
         start_iteration=start_iteration,
         hosts=list(dict.fromkeys(str(h) for h in hosts)),
+        machines=_machines(run, environment),
         backend=run.backend,
         promise=kept_promise(run.config.numerics, run.ops.promise),
         nccl=launch_environment(environment),
@@ -53,6 +57,18 @@ def run_manifest(run: Run, start_iteration: int) -> dict[str, dict]:
         source=source_digest(),
     )
     return {"trajectory": trajectory_part(run.config, run.layout, circumstances), "launch": launch}
+
+
+def _machines(run: Run, environment: Mapping[str, str]) -> list[object]:
+    """The facts of every machine, by its first rank; collective. Says once what is missing for them."""
+    mine = None
+    if run.launch.local_rank == 0:
+        on_gpu = run.groups.device.type == "cuda"
+        nvml = load_nvml() if on_gpu else None
+        if on_gpu and nvml is None and run.launch.rank == 0:
+            print(MISSING_NVML, file=sys.stderr, flush=True)
+        mine = machine_part(host_name(), environment, nvml)
+    return [facts for facts in gather_objects(run.groups.world, mine) if facts is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

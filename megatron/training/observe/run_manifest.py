@@ -72,7 +72,8 @@ def launch_part(
 ) -> Json:
     """One launch: physical layout, ranks, hosts, and every setting that changes no bit.
 
-    ``further`` holds what else is worth knowing: promise, NCCL's variables, torch's switches, source digest.
+    ``further`` holds what else is worth knowing: machines (GPUs, their links, driver, container), promise, NCCL's
+    variables, torch's switches, source digest.
     """
     return _as_json(
         {

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,39 @@ def test_last_bit_of_a_loss_and_the_sign_of_zero(plain: Path):
     assert (
         "  lm_loss: 0x1.4000000000000p+1 (2.5) in A, 0x1.4000000000001p+1 (2.5000000000000004) in B" in outcome.details
     )
+
+
+def edited(plain: Path, change: Callable[[dict], object]) -> Path:
+    """The same run with another manifest."""
+    right = other(plain)
+    manifest = json.loads((right / "manifest.json").read_text())
+    change(manifest)
+    (right / "manifest.json").write_text(json.dumps(manifest))
+    return right
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("device", "name", "NVIDIA H100"),
+        ("device", "instruction_set", "AVX512"),
+        ("device", "driver", "999.9"),
+        ("versions", "torch", "2.12.0"),
+        ("versions", "triton", "3.7.0"),
+        ("ops", "rms_norm", {"variant": "fast", "guarantee": "NONE", "source": "11"}),
+    ],
+)
+def test_another_device_library_or_op_is_named(plain: Path, part: str, key: str, value: object):
+    outcome = compare(plain, edited(plain, lambda manifest: manifest["trajectory"][part].update({key: value})))
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert outcome.details
+    assert all(line.startswith(f"  {part}.{key}") and " in A, " in line for line in outcome.details)
+
+
+def test_another_machine_is_comparable(plain: Path):
+    machine = {"host": "b", "driver": "1", "gpus": [], "topology": [["X"]], "container": {"kind": "docker"}}
+    right = edited(plain, lambda manifest: manifest["launches"][0].update(hosts=["b"], machines=[machine]))
+    assert compare(plain, right).exit == Exit.SAME
 
 
 @pytest.mark.parametrize(
