@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from megatron.core.ops.attention import deterministic_torch_flash
-from megatron.core.ops.attention.deterministic_torch_flash import last_dim_adjacent
 from megatron.core.ops.availability import on_cuda_with
 from megatron.core.ops.outside import Outside
 from megatron.core.ops.registry import Guarantee, Variant
@@ -47,7 +46,8 @@ def attention(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, v_SBGD: torch.Tensor, 
     heads, width, groups = q_SBND.shape[2], q_SBND.shape[3], k_SBGD.shape[2]
     ordered = torch.are_deterministic_algorithms_enabled()
     call = _attention(heads, groups, width, float(scale), ordered=ordered)
-    out_SBX = call(*(last_dim_adjacent(x) for x in (q_SBND, k_SBGD, v_SBGD)))
+    # It reads the layout off the strides, and slices of a wider projection mislead it.
+    out_SBX = call(*(x.contiguous() for x in (q_SBND, k_SBGD, v_SBGD)))
     return out_SBX.view(q_SBND.shape)
 
 
