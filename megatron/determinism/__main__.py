@@ -5,6 +5,8 @@ verify [--runs N] -- LAUNCH  run a command several times, also stopped and resum
 checkpoint verify | diff     checkpoint folders: every digest, the logical content of two of them
 trace-compare A B            two trace folders, event by event
 bisect -- LAUNCH             run a command in pairs until the operation that differs is found
+validate DIR -- PATCHED      run the pair of a bisection again, and a patched command in its place
+replay -- LAUNCH             run iterations again from a checkpoint, traced, also on fewer ranks
 tax -- LAUNCH                what deterministic mode costs against the fastest the machine has
 kernels list | check         the ops, their variants and what each promises
 kernels record               take over the digests of changed kernels and their tests
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.determinism.compare import compare
-from megatron.determinism.trace_commands import COMMANDS, add_trace_commands, run_trace_command
+from megatron.determinism.trace_commands import COMMANDS, TAKE_LAUNCH, add_trace_commands, run_trace_command
 from megatron.determinism.verify import default_folder, verify
 
 
@@ -36,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         "2 not comparable or wrong usage, 3 damaged, missing or failed.",
         allow_abbrev=False,
     )
-    names = "{compare,verify,trace-compare,bisect,tax,checkpoint,kernels}"
+    names = "{compare,verify,trace-compare,bisect,validate,replay,tax,checkpoint,kernels}"
     commands = parser.add_subparsers(dest="command", required=True, metavar=names)
     pair = commands.add_parser("compare", allow_abbrev=False, help="compare two fingerprint folders")
     pair.add_argument("a", type=Path, help="fingerprint folder")
@@ -132,7 +134,7 @@ def run(argv: Sequence[str]) -> int:
     own, launch = words[:split], words[split + 1 :]
     parser = build_parser()
     options = parser.parse_args(own)
-    if options.command not in ("verify", "bisect", "tax") and split < len(words):
+    if options.command not in ("verify", "tax", *TAKE_LAUNCH) and split < len(words):
         parser.error(f"{options.command} takes no command after --")
     if options.command in COMMANDS:
         return run_trace_command(options, launch, parser)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +16,10 @@ from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.reproduce import choices, write_reproducer
 from megatron.determinism.trace_compare import compare_folders, describe_place
 from megatron.determinism.trace_verdict import Verdict
+from megatron.determinism.validate import write_commands
+from megatron.determinism.verify import run_leg
 
 OWN_FLAGS = ("--fingerprint-dir", "--trace-dir", "--trace-level", "--trace-iterations", "--trace-ranks", "--trace-dump")
-_TAIL_LINES = 15
 
 
 class _LegFailedError(Exception):
@@ -82,6 +82,7 @@ def bisect(launch: Sequence[str], folder: Path, *, against: Sequence[str] | None
     if folder.exists() and any(folder.iterdir()):
         return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"{folder} is not empty; name another --dir")
     folder.mkdir(parents=True, exist_ok=True)
+    write_commands(folder, commands)
     search = _Search(commands, folder, against is not None)
     try:
         metrics = search.fingerprints(search.pair("metrics"))
@@ -182,22 +183,7 @@ def _named(
 
 def _run_leg(command: Sequence[str], leg: Path) -> None:
     """Run one leg to its end, its output beside its folder."""
-    log = leg.with_suffix(".log")
     print(f"{leg.name}: {shlex.join(command)}", file=sys.stderr, flush=True)
-    try:
-        with log.open("wb") as out:
-            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
-    except OSError as error:
-        raise _LegFailedError(
-            Outcome(exit=Exit.DAMAGED, verdict=f"could not start {shlex.join(command)}: {error}")
-        ) from error
-    if code:
-        tail = log.read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-        raise _LegFailedError(
-            Outcome(
-                exit=Exit.DAMAGED,
-                verdict=f"a leg failed with exit code {code}: {shlex.join(command)}",
-                details=(f"  its last lines (all of them in {log}):", *(f"  {line}" for line in tail)),
-                facts={"command": list(command), "leg_exit_code": code, "log": str(log)},
-            )
-        )
+    failure = run_leg(command, leg.with_suffix(".log"))
+    if failure is not None:
+        raise _LegFailedError(failure)

@@ -206,10 +206,15 @@ class TracedStep:
 
 
 class _Watched:
-    """Stands for ``inner``; the named methods are called through a function that gets the original first."""
+    """Stands for ``inner``, also where something is set; the named methods are called through a function that gets the
+    original first."""
 
     def __init__(self, inner: Any, **watchers: Any) -> None:
-        self._inner, self._watchers = inner, watchers
+        object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "_watchers", watchers)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)

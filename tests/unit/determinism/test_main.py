@@ -37,7 +37,7 @@ def test_checkpoint_of_nothing_is_3(tmp_path: Path, capfd: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "{compare,verify,trace-compare,bisect,tax,checkpoint,kernels}"),
+        ([], "{compare,verify,trace-compare,bisect,validate,replay,tax,checkpoint,kernels}"),
         (["bisect"], "bisect needs the command to run, after --"),
         (["trace-compare", "a"], "the following arguments are required: b"),
         (["compare", "a"], "required: b"),

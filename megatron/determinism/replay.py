@@ -1,0 +1,107 @@
+"""replay: iterations of an earlier run again, from a checkpoint and traced, on as few ranks as hold the state."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from megatron.core.config.errors import DamagedInputError
+from megatron.determinism.compare import compare
+from megatron.determinism.report import Exit, Outcome
+from megatron.determinism.tax_legs import names_flag
+from megatron.determinism.verify import run_leg
+from megatron.training.observe.fingerprint import FINGERPRINT_FILE, read_lines
+
+OWN_FLAGS = (
+    "--fingerprint-dir",
+    "--trace-dir",
+    "--trace-level",
+    "--trace-iterations",
+    "--ckpt-step",
+    "--exit-interval",
+    "--save",
+)
+_CHECKPOINT = re.compile(r"iter_(\d{7,})")
+
+
+def replay(launch: Sequence[str], folder: Path, original: Path, window: tuple[int, int], level: str) -> Outcome:
+    """Run ``launch`` from the last checkpoint of its ``--load`` before iteration ``window[0]`` to iteration
+    ``window[1]``, traced inside the window, and compare it with the fingerprint folder of the ``original`` run.
+
+    The trace is that of the original run only where every fingerprint agrees: exit 0. Another layout of the same
+    logical layout may be named. Exit 1: not faithful. Exit 2: other fixed inputs, or a fingerprint that is not there.
+    """
+    first, last = window
+    problem = _problem(launch, folder)
+    start = 0
+    if problem is None and first > 1:
+        start, problem = _checkpoint_before(launch, first)
+    if problem is not None:
+        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=problem)
+    folder.mkdir(parents=True, exist_ok=True)
+    own = ["--fingerprint-dir", str(folder / "fingerprint"), "--fingerprint-interval", "1"]
+    own += ["--fingerprint-level", "state", "--trace-dir", str(folder / "trace"), "--trace-level", level]
+    own += ["--trace-iterations", f"{first}:{last}", "--exit-interval", str(last)]
+    own += ["--ckpt-step", str(start), "--exit-on-missing-checkpoint"] if start else []
+    origin = f"the checkpoint of iteration {start}" if start else "the seed"
+    print(f"replaying iterations {start + 1} to {last} from {origin}", file=sys.stderr, flush=True)
+    failure = run_leg([*launch, *own], folder / "output.log")
+    if failure is not None:
+        return failure
+    return _judged(original, folder, window)
+
+
+def _problem(launch: Sequence[str], folder: Path) -> str | None:
+    taken = [flag for flag in OWN_FLAGS if names_flag(launch, flag)]
+    if taken:
+        return f"leave {', '.join(taken)} out: the replay gets its own, and saves nothing"
+    if folder.exists() and any(folder.iterdir()):
+        return f"{folder} is not empty; name another --dir"
+    return None
+
+
+def _checkpoint_before(launch: Sequence[str], first: int) -> tuple[int, str | None]:
+    """The iteration of the last checkpoint before ``first``, or what is missing."""
+    given = [n for n, word in enumerate(launch) if word == "--load" or word.startswith("--load=")]
+    if not given:
+        return 0, f"iteration {first} needs a checkpoint to start from: add --load FOLDER to the command"
+    word = launch[given[-1]]
+    root = Path(word.partition("=")[2] or " ".join(launch[given[-1] + 1 : given[-1] + 2]))
+    found = [int(name[1]) for path in root.glob("iter_*") if (name := _CHECKPOINT.fullmatch(path.name))]
+    before = [iteration for iteration in found if iteration < first]
+    if not before:
+        have = ", ".join(str(n) for n in sorted(found)) or "none"
+        return 0, f"{root} has no checkpoint before iteration {first} (it has: {have})"
+    return max(before), None
+
+
+def _judged(original: Path, folder: Path, window: tuple[int, int]) -> Outcome:
+    """Whether the replay is the original, by its fingerprints."""
+    mine = folder / "fingerprint"
+    outcome = compare(original, mine)
+    notes = outcome.details
+    if outcome.exit == Exit.NOT_COMPARABLE and "differing_inputs" in outcome.facts:
+        forced = compare(original, mine, force=True)
+        if forced.exit == Exit.DIFFERENT:
+            outcome = replace(forced, details=(*forced.details, *notes))
+    facts = {**outcome.facts, "replay": str(folder), "window": list(window), "trace": str(folder / "trace")}
+    if outcome.exit == Exit.DIFFERENT:
+        return replace(outcome, verdict=f"not faithful, so its trace says nothing: {outcome.verdict}", facts=facts)
+    if outcome.exit != Exit.SAME:
+        return replace(outcome, facts=facts)
+    try:
+        known = read_lines(original / FINGERPRINT_FILE)
+    except DamagedInputError as error:
+        return Outcome(exit=Exit.DAMAGED, verdict=f"damaged or missing: {error}")
+    unknown = [iteration for iteration in range(window[0], window[1] + 1) if iteration not in known]
+    if unknown:
+        said = ", ".join(str(iteration) for iteration in unknown)
+        return Outcome(
+            exit=Exit.NOT_COMPARABLE,
+            verdict=f"the original run has no fingerprint of iteration {said}, so nothing can be said of it",
+            facts=facts,
+        )
+    return replace(outcome, verdict=f"faithful: {outcome.verdict}; trace in {folder / 'trace'}", facts=facts)
