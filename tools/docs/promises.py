@@ -35,6 +35,14 @@ PROMISES = (
     ),
     Promise(
         level="L0",
+        promise="Blocks, stacks and the model repeat forward, backward and the optimizer's step in one process, on "
+        "every layout, however late ranks come and whatever other streams do (on GPUs: gpu/test_module_replay.py)",
+        kept_by="nothing carries over from one step to the next but the state; generators are users' alone",
+        test="determinism/test_module_replay.py::test_a_replay_has_the_same_bits_everywhere",
+        control="determinism/test_module_replay.py::test_another_order_of_rows_in_one_op_is_seen_where_it_acts",
+    ),
+    Promise(
+        level="L0",
         promise="Every variant of an op keeps its guarantee: repeats, and the same bits for every cut its spec lists",
         kept_by="op-catalog.md; a variant without a guarantee is not taken",
         test="ops/test_conformance.py::test_same_bits_in_every_run",
@@ -43,7 +51,8 @@ PROMISES = (
     Promise(
         level="L0",
         promise="Floating-point numbers of different ranks are added by ordered_reduce alone",
-        kept_by="a gate on our sources, and a guard on process groups at run time",
+        kept_by="a gate on our sources, and a guard at run time: on process groups' methods, on functional collectives "
+        "and on the backends' entries, which callers in C++ take",
         test="dist/test_float_sum_guard.py::test_float_sums_are_refused_whoever_asks_and_everything_else_is_not",
         control="architecture/test_rules.py::test_rule_sees_the_planted_breach",
     ),
@@ -62,6 +71,14 @@ PROMISES = (
         "--check-weight-hash-across-dp-replicas-interval",
         test="dist/test_replicas.py::test_copies_stay_equal",
         control="dist/test_replica_watch.py::test_a_replica_that_drifts_stops_every_rank_and_is_named",
+    ),
+    Promise(
+        level="L0",
+        promise="Runs that differ in recipe, data, libraries, ops or device model are not compared; the difference is "
+        "named",
+        kept_by="the manifest's trajectory part; machines, their links and containers are in the launch part",
+        test="unit/determinism/test_compare.py::test_another_device_library_or_op_is_named",
+        control="unit/determinism/test_compare.py::test_another_machine_is_comparable",
     ),
     Promise(
         level="L1",
@@ -86,6 +103,14 @@ PROMISES = (
     ),
     Promise(
         level="L2",
+        promise="On GPUs: devices permuted, NCCL's algorithm, protocol, channels and path, gloo in its place, several "
+        "ranks a GPU, late ranks",
+        kept_by="the same; NCCL moves bytes and integers only",
+        test="gpu/test_placement_nccl.py::test_placement_changes_no_bit_and_a_backends_sum_does",
+        control="gpu/test_placement_nccl.py::test_placement_changes_no_bit_and_a_backends_sum_does",
+    ),
+    Promise(
+        level="L2",
         promise="Sums follow the stated order on any transport, in one stage or two",
         kept_by="the blocked fold",
         test="dist/test_ordered_reduce.py::test_inside_machines_first_has_the_bits_of_one_stage",
@@ -106,6 +131,13 @@ PROMISES = (
         kept_by="passes over logical shards and a fold that goes on from pass to pass",
         test="determinism/test_logical_data_parallel.py::test_one_trajectory",
         control="determinism/test_placement.py::test_a_fold_that_restarts_with_each_pass_gives_other_bits",
+    ),
+    Promise(
+        level="L3",
+        promise="Sizes may change at every resume, after saves of either kind",
+        kept_by="the same, and checkpoints by global name and logical shard",
+        test="determinism/test_layout_changes.py::test_one_trajectory_through_launches_of_other_sizes",
+        control="determinism/test_layout_changes.py::test_a_size_that_does_not_divide_the_logical_one_is_refused",
     ),
     Promise(
         level="L3",
