@@ -15,7 +15,7 @@ from megatron.determinism.report import Exit, Outcome
 from tests.support.launch import ROOT, launch
 from tests.support.training import TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FLAGS = (
     "--seq-length 32 --max-position-embeddings 32 --global-batch-size 4 --hidden-dropout 0.1 --train-iters 4 "

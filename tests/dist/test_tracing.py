@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from megatron.core.trace.format import LEVELS, Event, decode_event, trace_file
 from megatron.core.trace.probed_stage import ProbedStage
 from megatron.determinism.trace_read import open_folder
 from megatron.training.loop.fingerprints import run_manifest
+from megatron.training.loop.pretrain import run_training
 from tests.support.ranks import run_ranks
 from tests.support.training import build_here
 
@@ -143,3 +145,29 @@ def test_used_folder_is_refused(runs: tuple[Path, list[dict]]):
     with pytest.raises(ConfigError, match="another --trace-dir"):
         train_traced("--hybrid-layer-pattern M" + SMALL, str(folder), "semantic")
     assert (folder / trace_file(0)).stat().st_size == before
+
+
+def train_and_save(folder: str) -> None:
+    """Rank function: two iterations, saved, and a run that goes on from there; both traced, with recomputation."""
+    flags = f"{LAYOUTS['tp_ep']} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
+    flags += f"--save {folder}/checkpoints --save-interval 2 --train-iters 3 --eval-iters 0 --trace-level semantic "
+    for name, more in (("first", "--exit-interval 2"), ("second", f"--load {folder}/checkpoints --async-save")):
+        run_training(build_here(f"{flags} --trace-dir {folder}/{name} {more}"), time.monotonic())
+
+
+def test_semantic_level_shows_what_moves_state_between_ranks_and_runs(tmp_path: Path):
+    run_ranks(2, train_and_save, str(tmp_path))
+    first, second = events(tmp_path / "first", 0), events(tmp_path / "second", 0)
+    assert {"state", "input", "collective", "sum", "stage", "checkpoint"} <= {e.kind for e in first}
+    assert {"forward", "recompute", "backward", "optimizer", "checkpoint", "state"} == {e.phase for e in first}
+    assert {"finalize_model_grads", "optimizer_step"} == {e.name for e in first if e.kind == "stage"}
+    assert {"all_reduce", "reduce_scatter_rows"} <= {e.name for e in first if e.kind == "sum"}
+    saved = [e for e in first if e.kind == "checkpoint"]
+    assert [e.name for e in saved] == ["save_started", "save_finished"]
+    (loaded, *later) = [e for e in second if e.kind == "checkpoint"]
+    assert [e.name for e in (loaded, *later)] == ["loaded", "save_started", "save_finished"]
+    digests = [
+        {t.label: t.digest for t in e.outs if not t.label.startswith("rng")} for e in (saved[0], loaded, later[0])
+    ]
+    assert digests[0] == digests[1] != digests[2]
+    assert len(digests[0]) > 10

@@ -61,9 +61,9 @@ class Seen:
 class Event:
     """One thing that happened in a segment.
 
-    ``kind`` is ``state``, ``input``, ``collective``, ``sum``, ``stage``, ``module``, ``op`` or ``kernel``; the
-    ``occurrence`` counts events of one scope, name and phase in the segment. ``args`` are the arguments that are not
-    tensors, ``meta`` what else is known (variant, configuration, group).
+    ``kind`` is ``state``, ``input``, ``collective``, ``sum``, ``stage``, ``checkpoint``, ``module``, ``op`` or
+    ``kernel``; the ``occurrence`` counts events of one scope, name and phase in the segment. ``args`` are the arguments
+    that are not tensors, ``meta`` what else is known (variant, configuration, group).
     """
 
     kind: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ from megatron.training.config.run import RunConfig
 from megatron.training.observe.run_manifest import differences
 from megatron.training.setup.seeds import generator_states
 
+Tell = Callable[[str, int, Mapping[str, Sequence[int]]], None]
+"""Told what happens to the checkpoint of an iteration, with this rank's digests by key where there are any."""
+
 
 class Checkpointer:
     """Loads at the start, saves when due, waits at the end; all methods are collective.
@@ -64,6 +67,8 @@ class Checkpointer:
         self._trajectory: dict[str, Any] = {}
         self._schedule: Schedule | None = None
         self._before_save: Callable[[], None] | None = None
+        self._tell: Tell | None = None
+        self._saving: int | None = None
         self._start = Start()
         self._saved_at: int | None = None
         active = self._settings.save is not None or self._settings.load is not None
@@ -132,22 +137,29 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def begin(
-        self, trajectory: dict[str, Any], schedule: Schedule, *, before_save: Callable[[], None] | None = None
+        self,
+        trajectory: dict[str, Any],
+        schedule: Schedule,
+        *,
+        before_save: Callable[[], None] | None = None,
+        tell: Tell | None = None,
     ) -> Iterator[None]:
         """While the run trains: what it is, for its checkpoints. ``before_save`` is called before each of them, for
-        what must be out before a later run goes on from there. At the end of the block a save in the background is
+        what must be out before a later run goes on from there; ``tell`` when a save starts, and when it is known to be
+        complete. At the end of the block a save in the background is
         waited for, also on the way out of an error.
 
         Raises:
             SaveFailedError: that save failed. After another error its words are only printed.
         """
-        self._trajectory, self._schedule, self._before_save = trajectory, schedule, before_save
+        self._trajectory, self._schedule = trajectory, schedule
+        self._before_save, self._tell = before_save, tell
         try:
             yield
         except BaseException:
             self._finish_quietly()
             raise
-        self._background.wait()
+        self._wait()
 
     @property
     def position(self) -> Position:
@@ -177,11 +189,14 @@ class Checkpointer:
         if self._before_save is not None:
             self._before_save()
         start = time.monotonic()
-        waited = self._background.wait()
+        waited = self._wait()
         asynchronous = self._settings.async_save
         self._say(f"saving checkpoint at iteration {position.iteration:7d} to {root} in torch_dist format")
         pieces = [piece for piece in self._pieces() if piece.written]
         digests = digests_of(pieces)
+        self._saving = position.iteration
+        if self._tell is not None:
+            self._tell("save_started", position.iteration, digests)
         request = SaveRequest(
             root=root,
             iteration=position.iteration,
@@ -200,10 +215,23 @@ class Checkpointer:
 
         if not asynchronous:
             save()
+            self._wait()
             return
         self._background.start(save)
         stall = time.monotonic() - start
         self._say(f"training went on after {stall * 1000:.0f} ms ({waited * 1000:.0f} ms for the save before)")
+
+    def _wait(self) -> float:
+        """Wait for a save in the background; returns the seconds that took."""
+        waited = self._background.wait()
+        if self._saving is not None and self._tell is not None:
+            self._tell("save_finished", self._saving, {})
+        self._saving = None
+        return waited
+
+    def digests(self) -> dict[str, list[int]]:
+        """Digests of what this rank holds of the state that checkpoints keep, by key."""
+        return digests_of(piece for piece in self._pieces() if piece.written)
 
     def _pieces(self) -> list[StoredPiece]:
         """What this rank holds of the run's state."""

@@ -49,10 +49,13 @@ def run_training(run: Run, started: float) -> None:
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
     if run.tracing is not None:
         run.tracing.open(manifest)
+        if start.position.iteration:
+            run.tracing.checkpoint("loaded", start.position.iteration, checkpoints.digests())
     observers = _observers(run, manifest, start.position)
     try:
         settle = None if fingerprints is None else fingerprints.settle
-        with checkpoints.begin(manifest["trajectory"], run.step.schedule, before_save=settle):
+        tell = None if run.tracing is None else run.tracing.checkpoint
+        with checkpoints.begin(manifest["trajectory"], run.step.schedule, before_save=settle, tell=tell):
             _train(run, observers, fingerprints, ExitRule(run.config.training, started), checkpoints)
     finally:
         for observer in observers:

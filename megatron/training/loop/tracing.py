@@ -6,7 +6,7 @@ A run without --trace-dir has no ``Tracing`` and no probe anywhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -121,6 +121,18 @@ class Tracing:
             complete = True
         finally:
             recorder.end_step(iteration, complete=complete)
+
+    def checkpoint(self, what: str, iteration: int, digests: Mapping[str, Sequence[int]]) -> None:
+        """``loaded``, ``save_started`` or ``save_finished``, between steps; ``digests`` are those of what this rank
+        loaded or saves, by key. Saves outside the traced iterations are left out."""
+        late = self._last is not None and iteration > self._last
+        if self.recorder is None or late or (iteration < self._first and what != "loaded"):
+            return
+        lanes = torch.tensor(list(digests.values()), dtype=torch.int64).view(-1, 2)
+        outs = self.recorder.note_digests([(key, torch.int64, 0) for key in digests], lanes)
+        self.recorder.segment("checkpoint", iteration)
+        self.recorder.event("checkpoint", what, outs=outs, scope="checkpoint")
+        self.recorder.flush()
 
     def close(self) -> None:
         """Close the files; safe to call twice."""
