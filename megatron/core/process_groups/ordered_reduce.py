@@ -102,9 +102,9 @@ class OrderedSums:
         if tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
             slots = all_gather(group, tensor.reshape(-1))
             return self._fold(slots, group.size).to(tensor.dtype).view(tensor.shape)
-        piece = -(-tensor.numel() // group.size)
-        flat = tensor.new_zeros(piece * group.size)
-        flat[: tensor.numel()] = tensor.reshape(-1)
+        flat, padding = tensor.reshape(-1), -tensor.numel() % group.size
+        if padding:
+            flat = torch.cat([flat, flat.new_zeros(padding)])
         owned = self._fold(all_to_all(group, flat.view(group.size, -1)), group.size).to(tensor.dtype)
         return all_gather(group, owned).view(-1)[: tensor.numel()].view(tensor.shape)
 
