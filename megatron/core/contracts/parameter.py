@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from megatron.core.contracts.param_spec import ParamSpec
@@ -12,11 +14,12 @@ class ModelParameter(torch.nn.Parameter):
 
     ``main_grads`` is filled by the engine with one fp32 view per entry of ``spec.stages`` (one where it is empty),
     each of the parameter's shape. Until then gradients go to ``.grad`` as in any module, so that a layer can be used
-    on its own.
+    on its own. ``on_grad``, where an engine has set it, is called after every use's gradient that was added.
     """
 
     spec: ParamSpec
     main_grads: tuple[torch.Tensor, ...]
+    on_grad: Callable[[ModelParameter], None] | None
 
     def __new__(cls, data: torch.Tensor, spec: ParamSpec) -> ModelParameter:
         if tuple(data.shape) != spec.local_shape:
@@ -24,6 +27,7 @@ class ModelParameter(torch.nn.Parameter):
         self = super().__new__(cls, data, requires_grad=True)
         self.spec = spec
         self.main_grads = ()
+        self.on_grad = None
         return self
 
     def __deepcopy__(self, memo: dict) -> ModelParameter:
@@ -34,7 +38,7 @@ class ModelParameter(torch.nn.Parameter):
 
 def main_grad(param: ModelParameter, stage: str = "") -> torch.Tensor | None:
     """The fp32 buffer that uses of ``param`` at ``stage`` ("first" or "last" where its spec has stages) add into, or
-    ``None`` while no engine has taken the parameter."""
+    ``None`` while no engine has taken the parameter. Who adds into it calls ``param.on_grad`` then."""
     if not param.main_grads:
         return None
     return param.main_grads[param.spec.stages.index(stage) if stage else 0]
@@ -50,6 +54,8 @@ def accumulate_grad(param: ModelParameter, grad: torch.Tensor, stage: str = "") 
     if buffer is None:
         return grad.to(param.dtype)
     buffer.add_(grad)
+    if param.on_grad is not None:
+        param.on_grad(param)
     return None
 
 

@@ -84,7 +84,6 @@ class GradientPasses:
             LateGradientError: a gradient of the pass before arrived after it was sent.
         """
         self._join(chunk)
-        self._lane.follow()
         if last and self._readiness is not None:
             self._readiness.watch(chunk)
 

@@ -1,16 +1,14 @@
 """Readiness: when the gradients of a chunk's last backward for a logical shard are complete, bucket by bucket.
 
-Autograd says of each parameter when all its uses in one graph have given their gradients, also those whose gradient
-went straight into the main gradient. How often that happens in a backward (more than once under recomputation) is
-learned from the first one, after which nothing is early; a backward in which it happens more often than was known is
-an error where a gradient came too late.
+Every gradient that is added into a main gradient is told (``ModelParameter.on_grad``). How many there are for each
+parameter in a backward is learned from the first one, after which nothing is early; one more than was known is an
+error where it came too late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -54,15 +52,11 @@ class Readiness:
         self._seen: dict[int, int] = {}
         self._chunk: int | None = None
         self._next = 0
-        # Autograd keeps only a weak reference to the node that a parameter's gradients meet in.
-        self._nodes: dict[int, torch.autograd.graph.Node] = {}
         for chunk, of_chunk in enumerate(units):
             for unit in of_chunk:
                 for param in unit.params:
                     self._of_param[chunk].setdefault(id(param), []).append(unit)
-                    if id(param) not in self._nodes:
-                        self._nodes[id(param)] = _meeting_point(param)
-                        self._nodes[id(param)].register_hook(partial(self._arrived, param))
+                    param.on_grad = self._arrived
 
     def watch(self, chunk: int) -> None:
         """The backward that follows is the chunk's last for a logical shard."""
@@ -71,7 +65,7 @@ class Readiness:
         known = self._known[chunk]
         for unit in self._units[chunk]:
             unit.sent = False
-            # A parameter that no graph held has nothing to wait for.
+            # A parameter that nothing used has nothing to wait for.
             unit.missing = len(unit.params) if known is None else sum(known[id(p)] > 0 for p in unit.params)
 
     def end(self, chunk: int) -> None:
@@ -104,11 +98,11 @@ class Readiness:
         """Identities of the parameters that the chunk's backward gave a gradient to; none before the first."""
         return {param for param, count in (self._known[chunk] or {}).items() if count}
 
-    def _arrived(self, param: ModelParameter, *_: object) -> None:
-        chunk = self._chunk
-        if chunk is None:
+    def _arrived(self, param: ModelParameter) -> None:
+        chunk, key = self._chunk, id(param)
+        if chunk is None or key not in self._seen:
             return
-        key, known = id(param), self._known[chunk]
+        known = self._known[chunk]
         self._seen[key] += 1
         if known is None or self._seen[key] < known[key]:
             return
@@ -128,12 +122,3 @@ class Readiness:
         self._send(chunk, unit)
         unit.sent = True
         unit.versions = [view._version for view in unit.views]
-
-
-def _meeting_point(param: ModelParameter) -> torch.autograd.graph.Node:
-    """The node of autograd that all uses of a parameter lead to."""
-    with torch.enable_grad():
-        node = param.expand_as(param).grad_fn
-    if node is None:
-        raise ValueError(f"{param.spec.name} is not trained")
-    return node.next_functions[0][0]

@@ -12,7 +12,7 @@ from megatron.core.process_groups.collectives import Waiting
 class Lane:
     """What is begun here runs beside the work that goes on, and is complete after ``join``.
 
-    On CUDA it has a stream of its own, which first waits for all that the followed stream has been given, so the host
+    On CUDA it has a stream of its own, which first waits for all that the current stream has been given, so the host
     never waits and what is received is worked on as soon as it is there. On the CPU the backend's threads carry the
     messages, and what is received is worked on in ``join``. Without ``beside`` everything is done at once.
     """
@@ -20,19 +20,12 @@ class Lane:
     def __init__(self, device: torch.device, beside: bool) -> None:
         self._beside = beside
         self._stream = torch.cuda.Stream(device) if beside and device.type == "cuda" else None
-        self._followed: torch.cuda.Stream | None = None
         self._begun: list[Waiting] = []
-
-    def follow(self) -> None:
-        """The current stream is the one whose work the next beginnings come after. Hooks of autograd may run in
-        another one, and without gradients to hand over autograd does not join the two."""
-        if self._stream is not None:
-            self._followed = torch.cuda.current_stream(self._stream.device)
 
     def begin(self, start: Callable[[], Waiting]) -> None:
         """``start()`` sets something off, what it returns completes it."""
         if self._stream is not None:
-            self._stream.wait_stream(self._followed or torch.cuda.current_stream(self._stream.device))
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             with torch.cuda.stream(self._stream):
                 start()()
         elif self._beside:

@@ -23,6 +23,8 @@ def add_weight_grad(
     buffer = main_grad(param, stage)
     if buffer is not None:
         add_into(buffer)
+        if param.on_grad is not None:
+            param.on_grad(param)
         return None
     buffer = torch.zeros(param.shape, dtype=torch.float32, device=param.device)
     add_into(buffer)
