@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -91,8 +92,8 @@ class _Waiting:
         if self.arrived is not None:
             self.arrived.synchronize()
         texts, count = [digest_hex(total) for total in self.digests], len(self.kinds)
-        whole = dict(zip(self.kinds, texts[:count], strict=True))
-        own = dict(zip(self.kinds, texts[count : 2 * count], strict=True))
+        whole: dict[str, Any] = dict(zip(self.kinds, texts[:count], strict=True))
+        own: dict[str, Any] = dict(zip(self.kinds, texts[count : 2 * count], strict=True))
         return (
             replace(self.numbers, **whole, data=texts[-1], rng=self.keys),
             replace(self.numbers, **own, data=self.data, rng=self.generators),
