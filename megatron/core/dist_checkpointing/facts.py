@@ -14,7 +14,7 @@ from megatron.core.config.errors import DamagedInputError
 
 FACTS_FILE = "metadata.json"
 FORMAT = "megatron-bitwise"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _DIGEST = "digest"
 _FIELDS: dict[str, type | tuple[type, ...]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron.core.ops import (
     activation,
+    adam_pieces,
     adam_step,
     attention,
     attention_dropout,
@@ -35,6 +36,7 @@ from megatron.core.ops.registry import Op
 
 ALL_OPS: tuple[Op, ...] = (
     activation.OP,
+    adam_pieces.OP,
     adam_step.OP,
     attention.OP,
     attention_dropout.OP,

@@ -1,10 +1,10 @@
 """The layout-free digest: which 128 bits stand for the elements of a tensor, however they are cut.
 
-A tensor is made of logical shards, a shard of words: the bits of an element as one signed integer of up to 32 bits, an
-8-byte element as two words, low one first. Word i of a shard has two odd 64-bit keys, mixed from (name, shard, i). The
-digest is, per lane, the wrapping sum of key * word over all words of all shards: any cut into pieces gives the same
-total, and a change of one word always gives another one. Of two different contents the digests are equal by chance
-only, about once in 2^64 even where nothing but signs differs.
+A tensor is made of logical shards, a shard of words: the bits of an element as one unsigned integer of up to 32 bits,
+an 8-byte element as two words, low one first. Word i of a shard has two odd 32-bit keys, mixed from (name, shard, i) in
+32-bit arithmetic, which a GPU does at full speed. The digest is, per lane, the sum of key * word over all words of all
+shards modulo 2^64: any cut into pieces gives the same total, and a change of one word always gives another one. Of two
+different contents the digests are equal by chance only, about once in 2^64 even where nothing but signs differs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-STEP, KEY_1, KEY_2, KEY_3 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93
-_MASK64 = (1 << 64) - 1
+HIGH, MIX_1, MIX_2, MIX_3 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B, 0xC2B2AE35
+"""Odd multipliers; the first two rounds are those of Wellons' hash "lowbias32"."""
+_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
 _WORD_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 22}
 
@@ -42,18 +43,20 @@ def words_per_element(dtype: torch.dtype) -> int:
     return 2 if dtype.itemsize == 8 else 1
 
 
-def _shift_right(x: torch.Tensor, count: int) -> torch.Tensor:
-    return (x >> count) & ((1 << (64 - count)) - 1)
+def _mixed(x: torch.Tensor, shift: int, multiplier: int) -> torch.Tensor:
+    """One round on unsigned 32-bit numbers, which are held as int64."""
+    return ((x ^ (x >> shift)) * multiplier) & _MASK32
 
 
 def word_keys(start: int, count: int, key: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both keys of the words ``start ... start + count`` of the shard with this ``key``."""
-    x = torch.arange(start, start + count, dtype=torch.int64, device=device) * signed(STEP) + key[0]
-    x = (x ^ _shift_right(x, 32)) * signed(KEY_1)
-    x = (x ^ _shift_right(x, 29)) * signed(KEY_2)
-    first = x ^ _shift_right(x, 32)
-    x = (first + key[1]) * signed(KEY_3)
-    return first | 1, (x ^ _shift_right(x, 32)) | 1
+    """Both keys of the words ``start ... start + count`` of the shard with this ``key``; int64 below 2^32."""
+    parts = [(half >> shift) & _MASK32 for half in key for shift in (0, 32)]
+    index = torch.arange(start, start + count, dtype=torch.int64, device=device)
+    x = (((index & _MASK32) ^ parts[0]) + (index >> 32) * HIGH) & _MASK32
+    x = _mixed(_mixed(x, 16, MIX_1), 15, MIX_2)
+    x = x ^ (x >> 16)
+    y = _mixed((x + parts[1]) & _MASK32, 15, MIX_3)
+    return (x ^ parts[2]) | 1, ((y ^ (y >> 16)) ^ parts[3]) | 1
 
 
 def digest_of_words(words: Sequence[torch.Tensor], key: tuple[int, int], start: int) -> torch.Tensor:
@@ -63,7 +66,7 @@ def digest_of_words(words: Sequence[torch.Tensor], key: tuple[int, int], start: 
     total = torch.zeros(len(words), 2, dtype=torch.int64, device=device)
     for at, parts in enumerate(zip(*(flat.split(size) for flat in words), strict=True)):
         keys = word_keys(start + at * size, parts[0].numel(), key, device)
-        wide = [part.to(torch.int64) for part in parts]
+        wide = [part.to(torch.int64) & ((1 << 8 * part.element_size()) - 1) for part in parts]
         total += torch.stack([(lane * part).sum() for part in wide for lane in keys]).view(-1, 2)
     return total
 

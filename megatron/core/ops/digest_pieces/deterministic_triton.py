@@ -19,11 +19,10 @@ def digest_pieces(table: PieceTable, *words: torch.Tensor) -> torch.Tensor:
 
 
 def _up_to_three(table: PieceTable, words: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    facts, tiles, first = table.on(words[0].device)
+    facts, tiles, _ = table.on(words[0].device)
     count, num_tiles = len(words), tiles.shape[0]
-    out = torch.zeros(count, len(table), 2, dtype=torch.int64, device=words[0].device)
     if not num_tiles:
-        return out
+        return torch.zeros(count, len(table), 2, dtype=torch.int64, device=words[0].device)
     partial = torch.empty(count, num_tiles, 2, dtype=torch.int64, device=words[0].device)
     second, third = words[min(1, count - 1)], words[count - 1]
     digest_tiles_kernel[(num_tiles,)](
@@ -39,9 +38,18 @@ def _up_to_three(table: PieceTable, words: tuple[torch.Tensor, ...]) -> torch.Te
         BLOCK=BLOCK,
         num_warps=4,
     )
+    return sum_tiles(table, partial)
+
+
+def sum_tiles(table: PieceTable, partial: torch.Tensor) -> torch.Tensor:
+    """From the digests of tiles ``[tensors, T, 2]`` to those of pieces, ``[tensors, P, 2]``."""
+    count, num_tiles = partial.shape[:2]
+    out = torch.zeros(count, len(table), 2, dtype=torch.int64, device=partial.device)
+    if not out.numel() or not num_tiles:
+        return out
     sum_tiles_kernel[(len(table), count, 2)](
         tiles_ptr=partial,
-        first_ptr=first,
+        first_ptr=table.on(partial.device)[2],
         out_ptr=out,
         num_tiles=num_tiles,
         num_pieces=len(table),

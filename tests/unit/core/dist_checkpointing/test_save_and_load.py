@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +20,7 @@ from megatron.core.config.errors import DamagedInputError, SaveFailedError
 from megatron.core.digest.bits import same_bits
 from megatron.core.dist_checkpointing import progress, writer
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
-from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts, read_facts
+from megatron.core.dist_checkpointing.facts import FACTS_FILE, FORMAT_VERSION, encode_facts, read_facts
 from megatron.core.dist_checkpointing.flat_tensor import (
     FlatTensor,
     StoredPiece,
@@ -31,7 +34,7 @@ from megatron.core.dist_checkpointing.folder import iteration_folder
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors, require_whole_files
 from megatron.core.dist_checkpointing.reader import read_metadata
 from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
-from megatron.core.dist_checkpointing.writer import METADATA_FILE
+from megatron.core.dist_checkpointing.writer import METADATA_FILE, HashingFile
 from megatron.core.process_groups.groups import Group
 
 ALONE = CheckpointGroup(Group(axis="world", ranks=(0,), rank=0, handle=None), 1)
@@ -206,7 +209,7 @@ def test_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
         (b"[]", "is not the metadata.json"),
         (b'{"sharded_backend": "torch_dist", "format": "x"}', "does not match|do not match its own digest"),
         (b"{", "is damaged"),
-        (encode_facts({**RUN, "format_version": 2}), "this version reads megatron-bitwise 1"),
+        (encode_facts({**RUN, "format_version": FORMAT_VERSION + 1}), f"reads megatron-bitwise {FORMAT_VERSION}$"),
         (encode_facts({**RUN, "iteration": "4"}), "iteration, tensors, files missing or of the wrong type"),
     ],
 )
@@ -258,6 +261,73 @@ def test_much_is_written_as_several_files(tmp_path: Path, monkeypatch: pytest.Mo
     (first / names[3]).write_bytes(raw)
     with pytest.raises(DamagedInputError, match=names[3]):
         load(first)
+
+
+def open_files() -> int:
+    """Files this process has open."""
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize(
+    ("nth", "name"), [(2, "__0_0.distcp"), (3, ".metadata"), (4, FACTS_FILE), (5, "iter_0000008.part")]
+)
+def test_disk_that_fails_when_synced_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, name: str
+) -> None:
+    """A full or broken disk may take every write and say so at the end only."""
+    save(tmp_path)
+    calls, sync = [], os.fsync
+
+    def failing(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == nth:
+            raise OSError(errno.EIO, "Input/output error")
+        sync(handle)
+
+    handles = open_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(SaveFailedError, match=f"rank 0: .*Input/output error.*{name}"):
+            save(tmp_path, 8)
+    assert open_files() == handles
+    assert same_bits(load(iteration_folder(tmp_path, 4)), whole())
+    save(tmp_path, 8)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), TypeError(0, "no bytes")])
+def test_one_file_that_fails_while_others_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The save waits for the other files, names the one that failed, and leaves no thread and no open file."""
+    monkeypatch.setattr(writer, "FILE_BYTES", 5000)
+    borders = tuple(range(500, 6000, 500))
+    save(tmp_path, 4, None, *borders)
+    finished, failed, write, finish = [], threading.Event(), writer.write_all, HashingFile.finish
+
+    def failing(handle: int, raw: memoryview, path: Path) -> None:
+        if path.name == "__0_2.distcp":
+            failed.set()
+            raise error
+        assert failed.wait(10)
+        write(handle, raw, path)
+
+    def counting(file: HashingFile) -> dict[str, object]:
+        facts = finish(file)
+        finished.append(file.path.name)
+        return facts
+
+    handles = open_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_all", failing)
+        patch.setattr(HashingFile, "finish", counting)
+        with pytest.raises(SaveFailedError, match=f"rank 0: .*{error.args[1]}"):
+            save(tmp_path, 8, whole() + 1, *borders)
+    assert sorted(finished) == [f"__0_{number}.distcp" for number in (0, 1, 3, 4)]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-file")]
+    assert open_files() == handles
+    assert same_bits(load(iteration_folder(tmp_path, 4)), whole())
+    save(tmp_path, 8, whole() + 1, *borders)
+    assert same_bits(load(iteration_folder(tmp_path, 8)), whole() + 1)
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1,), (10, 10, 10), (1, 100, 1), (40,) * 9])

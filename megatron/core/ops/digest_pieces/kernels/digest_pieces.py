@@ -8,24 +8,35 @@ import triton.language as tl
 
 
 @triton.jit
-def word_keys(index, key_0, key_1):
-    """Both odd keys of the words ``index`` of a shard, as digest_pieces/definition.py makes them; uint64."""
-    step = tl.full(index.shape, 0x9E3779B97F4A7C15, tl.uint64)
-    first = tl.full(index.shape, 0xBF58476D1CE4E5B9, tl.uint64)
-    second = tl.full(index.shape, 0x94D049BB133111EB, tl.uint64)
-    third = tl.full(index.shape, 0xD6E8FEB86659FD93, tl.uint64)
-    x = index.to(tl.uint64) * step + key_0.to(tl.uint64, bitcast=True)
-    x = (x ^ (x >> 32)) * first
-    x = (x ^ (x >> 29)) * second
-    x = x ^ (x >> 32)
-    y = (x + key_1.to(tl.uint64, bitcast=True)) * third
-    return x | 1, (y ^ (y >> 32)) | 1
+def mixed(x, SHIFT: tl.constexpr, multiplier):
+    """One round on uint32."""
+    return (x ^ (x >> SHIFT)) * multiplier
 
 
 @triton.jit
-def weighed(key, words_ptr, index, inside):
-    """key * word for every word, 0 where there is none."""
-    return key * tl.load(words_ptr + index, mask=inside, other=0).to(tl.int64).to(tl.uint64, bitcast=True)
+def word_keys(index, key_0, key_1):
+    """Both odd keys of the words ``index`` of a shard, as digest_pieces/definition.py makes them; uint32."""
+    high = tl.full(index.shape, 0x9E3779B9, tl.uint32)
+    first = tl.full(index.shape, 0x7FEB352D, tl.uint32)
+    second = tl.full(index.shape, 0x846CA68B, tl.uint32)
+    third = tl.full(index.shape, 0xC2B2AE35, tl.uint32)
+    x = (index.to(tl.uint32) ^ key_0.to(tl.uint32)) + (index >> 32).to(tl.uint32) * high
+    x = mixed(mixed(x, 16, first), 15, second)
+    x = x ^ (x >> 16)
+    y = mixed(x + (key_0 >> 32).to(tl.uint32), 15, third)
+    return (x ^ key_1.to(tl.uint32)) | 1, ((y ^ (y >> 16)) ^ (key_1 >> 32).to(tl.uint32)) | 1
+
+
+@triton.jit
+def weighed(key, words):
+    """key * word, 64 bits of it; words are signed integers of any width, whose bits count."""
+    if words.dtype == tl.int16:
+        bits = words.to(tl.uint16, bitcast=True)
+    elif words.dtype == tl.int32:
+        bits = words.to(tl.uint32, bitcast=True)
+    else:
+        bits = words
+    return key.to(tl.uint64) * bits.to(tl.uint64)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -45,14 +56,17 @@ def digest_tiles_kernel(
         index = begin + block + tl.arange(0, BLOCK)
         inside = index < length
         even, odd = word_keys(start + index, key_0, key_1)
-        a0 += weighed(even, words_0_ptr + offset, index, inside)
-        a1 += weighed(odd, words_0_ptr + offset, index, inside)
+        a = tl.load(words_0_ptr + offset + index, mask=inside, other=0)
+        a0 += weighed(even, a)
+        a1 += weighed(odd, a)
         if COUNT > 1:
-            b0 += weighed(even, words_1_ptr + offset, index, inside)
-            b1 += weighed(odd, words_1_ptr + offset, index, inside)
+            b = tl.load(words_1_ptr + offset + index, mask=inside, other=0)
+            b0 += weighed(even, b)
+            b1 += weighed(odd, b)
         if COUNT > 2:
-            c0 += weighed(even, words_2_ptr + offset, index, inside)
-            c1 += weighed(odd, words_2_ptr + offset, index, inside)
+            c = tl.load(words_2_ptr + offset + index, mask=inside, other=0)
+            c0 += weighed(even, c)
+            c1 += weighed(odd, c)
     store_pair(out_ptr + 2 * tile, a0, a1)
     if COUNT > 1:
         store_pair(out_ptr + 2 * (num_tiles + tile), b0, b1)

@@ -1,0 +1,85 @@
+"""``adam_pieces`` as one Triton kernel over the tiles of all pieces."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron.core.ops.adam_pieces.kernels.adam_pieces import adam_tiles_kernel
+from megatron.core.ops.adam_pieces.plan import UpdatePlan
+from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.digest_pieces.deterministic_triton import sum_tiles
+from megatron.core.ops.digest_pieces.table import TILE
+from megatron.core.ops.registry import Guarantee, Variant
+
+BLOCK = 512
+VECTOR = 4
+"""Elements of one memory access, where all offsets are multiples of it."""
+
+
+def adam_pieces(
+    plan: UpdatePlan,
+    param: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    grad: torch.Tensor,
+    weights: torch.Tensor,
+    scalars: AdamScalars,
+    digest: bool,
+) -> torch.Tensor:
+    """Same contract as the reference, except that padding between pieces is left alone.
+
+    Raises:
+        ValueError: a tensor of the state or the gradient is not contiguous fp32.
+    """
+    for flat in (param, exp_avg, exp_avg_sq, grad):
+        if flat.dtype != torch.float32 or not flat.is_contiguous():
+            raise ValueError(f"adam_pieces takes contiguous fp32 state and gradients, not {flat.dtype}")
+    facts, tiles, _ = plan.table.on(grad.device)
+    num_tiles = tiles.shape[0]
+    partial = torch.empty(4 if digest else 0, num_tiles, 2, dtype=torch.int64, device=grad.device)
+    if num_tiles:
+        adam_tiles_kernel[(num_tiles,)](
+            param_ptr=param,
+            exp_avg_ptr=exp_avg,
+            exp_avg_sq_ptr=exp_avg_sq,
+            grad_ptr=grad,
+            weights_ptr=weights,
+            table_ptr=facts,
+            more_ptr=plan.on(grad.device),
+            tiles_ptr=tiles,
+            out_ptr=partial if digest else tiles,
+            num_tiles=num_tiles,
+            clip_factor=float(scalars.clip_factor),
+            beta1=scalars.beta1,
+            beta1_rest=1.0 - scalars.beta1,
+            beta2=scalars.beta2,
+            beta2_rest=1.0 - scalars.beta2,
+            root_correction=scalars.root_correction,
+            eps=scalars.eps,
+            step_size=scalars.step_size,
+            decay=scalars.decay,
+            DIGEST=digest,
+            ALIGNED=VECTOR if plan.alignment % VECTOR == 0 else 1,
+            TILE=TILE,
+            BLOCK=BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return sum_tiles(plan.table, partial)
+
+
+VARIANT = Variant(
+    name="deterministic_triton",
+    fn=adam_pieces,
+    guarantee={"cuda": Guarantee.LAYOUT},
+    why="Elementwise, one rounded operation after the other, fused multiply-add is off; digests are integer sums.",
+    sources=(
+        "megatron.core.ops.adam_pieces.kernels.adam_pieces",
+        "megatron.core.ops.adam_pieces.plan",
+        "megatron.core.ops.adam_step.scalars",
+        "megatron.core.ops.digest_pieces.kernels.digest_pieces",
+        "megatron.core.ops.digest_pieces.deterministic_triton",
+        "megatron.core.ops.digest_pieces.definition",
+        "megatron.core.ops.digest_pieces.table",
+    ),
+)
