@@ -15,13 +15,13 @@ from tests.support.training import TIED, TINY
 pytestmark = pytest.mark.timeout(400)
 LIMIT_S = 360.0
 STEPS = 2
-PIPELINE = "--pipeline-model-parallel-size 2"
+PIPELINE, FOUR_STAGES = "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4"
 DISTRIBUTED = "--use-distributed-optimizer"
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1"
 
 PLAIN = "ME*EM-"
 MTP = "ME*-/*E"
-CUT = {PLAIN: (PLAIN, "ME*|EM-", "M|E*|EM|-"), "ME*E": ("ME*E",), MTP: (MTP, "ME*|-/*E", "M|E|*|-/*E")}
+CUT = {PLAIN: (PLAIN, "ME*|EM-", "M|E*|EM|-"), "ME*E": ("ME*E", "ME|*E"), MTP: (MTP, "ME*|-/*E", "M|E|*|-/*E")}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Cell:
     world: int
     flags: str = ""
     segments: int = 0
+    slow: bool = False
 
     @property
     def command(self) -> str:
@@ -59,7 +60,8 @@ SIX = Recipe("ldp6-bf16", "--bf16", 6)
 BLOCKS = Recipe("ldp4-bf16-block2", "--bf16 --logical-reduce-block-size 2", 4)
 EXPERTS = Recipe("ldp4-ep2", "--expert-model-parallel-size 2 --logical-reduce-block-size 2", 4)
 SHARED = Recipe("ldp4-tied-mtp-bf16", "--bf16", 4, MTP, TIED)
-TENSOR = Recipe("ldp2-tp2-ep2-bf16", f"--bf16 --expert-model-parallel-size 2 {TP2}", 2)
+TENSOR = Recipe("ldp4-tp2-ep2-bf16", f"--bf16 --expert-model-parallel-size 2 {TP2}", 4)
+EIGHT = Recipe("ldp8-bf16-block4", "--bf16 --logical-reduce-block-size 4", 8)
 
 # The first cell of a recipe is what the others are compared with.
 CELLS = (
@@ -68,6 +70,7 @@ CELLS = (
     Cell(FOUR, 1, DISTRIBUTED),
     Cell(FOUR, 4, f"{PIPELINE} {DISTRIBUTED}", segments=1),
     Cell(FOUR, 2, PIPELINE, segments=2),
+    Cell(FOUR, 4, FOUR_STAGES, segments=2),
     Cell(SIX, 6, DISTRIBUTED),
     Cell(SIX, 3),
     Cell(SIX, 2, f"{DISTRIBUTED} --ddp-bucket-size 1"),
@@ -81,8 +84,17 @@ CELLS = (
     Cell(SHARED, 2, DISTRIBUTED),
     Cell(SHARED, 4, f"{PIPELINE} {DISTRIBUTED}", segments=1),
     Cell(SHARED, 2, PIPELINE, segments=2),
+    Cell(SHARED, 4, f"{FOUR_STAGES} {DISTRIBUTED}", segments=2),
     Cell(TENSOR, 4, DISTRIBUTED),
     Cell(TENSOR, 2),
+    Cell(TENSOR, 4, f"{PIPELINE} {DISTRIBUTED}", segments=1),
+    Cell(EIGHT, 4, DISTRIBUTED),
+    Cell(EIGHT, 2),
+    Cell(EIGHT, 1, DISTRIBUTED),
+    Cell(EIGHT, 4, f"{PIPELINE} {DISTRIBUTED}", segments=1),
+    Cell(EIGHT, 8, DISTRIBUTED, slow=True),
+    Cell(TENSOR, 8, slow=True),
+    Cell(SHARED, 8, FOUR_STAGES, segments=2, slow=True),
 )
 
 
@@ -104,7 +116,9 @@ def _name(cell: Cell) -> str:
     return f"{cell.recipe.name}-on-{cell.world}-{cell.segments}"
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=_name)
+@pytest.mark.parametrize(
+    "cell", [pytest.param(c, id=_name(c), marks=[pytest.mark.slow] if c.slow else []) for c in CELLS]
+)
 def test_one_trajectory(cell: Cell) -> None:
     want, (first, *others) = _all_of(_first_of(cell.recipe).world)[_first_of(cell.recipe)][0], _all_of(cell.world)[cell]
     assert all(other == first for other in others), "ranks disagree"
