@@ -15,9 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megatron.core.ops.launch_table import TABLE_FILE, rows_declared_in, table_of
+
 MANIFEST = "tests/golden/kernel_manifest.json"
 LIBRARY = "megatron"
 OPS = "megatron/core/ops"
+LAUNCH_TABLE = f"{OPS}/{TABLE_FILE.name}"
 KERNEL_PACKAGES = (
     "triton",
     "transformer_engine",
@@ -75,12 +78,16 @@ def _compiles(decorator: ast.expr) -> bool:
 
 
 def digest(root: Path, paths: list[str]) -> str:
-    """SHA-256 over files, without empty lines and lines of comment, 16 hex digits."""
+    """SHA-256 over files, without empty lines and lines of comment, and over the rows of the launch table for kernels
+    that they declare, 16 hex digits."""
     total = hashlib.sha256()
+    table_file = root / LAUNCH_TABLE
+    table = table_of(table_file.read_text("utf-8")) if table_file.is_file() else {}
     for path in paths:
         lines = (line.rstrip() for line in (root / path).read_text("utf-8").splitlines())
         code = [line for line in lines if line and not line.lstrip().startswith(("#", "//"))]
-        total.update("\n".join([path, *code, ""]).encode())
+        text = "\n".join([path, *code, ""])
+        total.update((text + rows_declared_in(text, table)).encode())
     return total.hexdigest()[:16]
 
 

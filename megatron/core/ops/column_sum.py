@@ -1,4 +1,4 @@
-# Order of addition: the 64 rows of a block are added by a fixed tree, then block after block, ascending.
+# Order of addition: row r goes to slot r modulo BLOCK_R; a slot adds its rows ascending, slots add by a fixed tree.
 """The second stage of two-stage sums: adds partial rows that the programs of a kernel left behind."""
 
 from __future__ import annotations
@@ -7,21 +7,28 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK_ROWS = 64
-BLOCK_COLUMNS = 32
+from megatron.core.ops.launch import Launch
+
+CHOICES = {"BLOCK_R": (32, 64, 128, 256), "BLOCK_X": (16, 32, 64), "num_warps": (2, 4, 8)}
+LAUNCH = Launch(
+    kernel="column_sum",
+    rule=lambda _: {"BLOCK_R": 64, "BLOCK_X": 32, "num_warps": 4},
+    choices=CHOICES,
+    new_bits=frozenset(CHOICES),
+)
 
 
 @triton.jit
 def column_sum_kernel(parts_ptr, out_ptr, rows, columns, BLOCK_R: tl.constexpr, BLOCK_X: tl.constexpr):  # noqa: N803
     """out[x] = sum over r of parts[r, x]; one program per BLOCK_X columns."""
     column = tl.program_id(0).to(tl.int64) * BLOCK_X + tl.arange(0, BLOCK_X)
-    total = tl.zeros((BLOCK_X,), dtype=tl.float32)
-    for start in range(0, rows, BLOCK_R):
+    total = tl.zeros((BLOCK_R, BLOCK_X), dtype=tl.float32)
+    # Unrolled, so that several blocks are on their way at once.
+    for start in tl.range(0, rows, BLOCK_R, loop_unroll_factor=4):
         row = start + tl.arange(0, BLOCK_R).to(tl.int64)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
-        part = tl.load(parts_ptr + row[:, None] * columns + column[None, :], mask=inside, other=0.0)
-        total += tl.sum(part, axis=0)
-    tl.store(out_ptr + column, total, mask=column < columns)
+        total += tl.load(parts_ptr + row[:, None] * columns + column[None, :], mask=inside, other=0.0)
+    tl.store(out_ptr + column, tl.sum(total, axis=0), mask=column < columns)
 
 
 def column_sum(parts_RX: torch.Tensor) -> torch.Tensor:
@@ -29,13 +36,12 @@ def column_sum(parts_RX: torch.Tensor) -> torch.Tensor:
     rows, columns = parts_RX.shape
     out_X = torch.empty(columns, dtype=torch.float32, device=parts_RX.device)
     if columns:
-        column_sum_kernel[(triton.cdiv(columns, BLOCK_COLUMNS),)](
+        launch = LAUNCH.config(parts_RX.device, columns)
+        column_sum_kernel[(triton.cdiv(columns, launch["BLOCK_X"]),)](
             parts_ptr=parts_RX,
             out_ptr=out_X,
             rows=rows,
             columns=columns,
-            BLOCK_R=BLOCK_ROWS,
-            BLOCK_X=BLOCK_COLUMNS,
-            num_warps=4,
+            **launch,
         )
     return out_X

@@ -1,35 +1,23 @@
-"""Launch configurations of row-wise Triton kernels: a committed table and, for shapes without a row, a stated rule.
+"""How Triton kernels are launched: by the rows of a committed table and, for a shape without a row, by a stated rule.
 
-Nothing is timed at run time. A shape class is the row width rounded up to a power of two. Tuned rows were measured on
-one H200; the rule is: a tile holds whole rows and at least 2,048 elements, 16 elements to a thread, 1 to 8 warps.
+Nothing is timed at run time. ``launch_table.json`` has a row per kernel, GPU and class of shapes, which
+``tools/bench/tune.py`` measured; any other GPU, and the CPU, takes the rule that stands beside the kernel's wrapper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
 import torch
+
+from megatron.core.ops.launch_table import TABLE_FILE, Config, Key, table_of
 
 TILE = 2048
 ELEMENTS_PER_THREAD = 16
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """``rows`` rows of ``block`` elements make the tile of one program."""
-
-    block: int
-    rows: int
-    num_warps: int
-
-
-TABLE: Mapping[tuple[str, int], Launch] = {
-    ("gated_rms_norm_bwd", 512): Launch(block=512, rows=2, num_warps=4),
-    # One tile of 8 warps for the widest rows keeps a row in registers.
-    ("rms_norm_bwd", 8192): Launch(block=8192, rows=1, num_warps=16),
-    ("rms_norm_bwd", 16384): Launch(block=16384, rows=1, num_warps=16),
-}
+TABLE: dict[Key, Config] = table_of(TABLE_FILE.read_text("utf-8"))
 
 
 def power_of_two(number: int) -> int:
@@ -37,14 +25,51 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def row_launch(op: str, width: int) -> Launch:
-    """The configuration of ``op`` for rows of ``width`` elements: its row of the table, or the rule."""
+@cache
+def gpu_name(device: torch.device) -> str:
+    """The GPU's name as the table has it; empty for other devices."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """How one kernel is launched.
+
+    Attributes:
+        kernel: its name in the table.
+        rule: ``rule(*sizes)``: the configuration where the table has no row.
+        choices: what a tuner may try, by key of the configuration.
+        new_bits: those keys that take part in an order of additions. Their values belong to what the op promises; a
+            tuner leaves them alone unless told otherwise.
+    """
+
+    kernel: str
+    rule: Callable[..., Config]
+    choices: Mapping[str, Sequence[int]]
+    new_bits: frozenset[str] = field(default_factory=frozenset)
+
+    def config(self, device: torch.device, *sizes: int) -> Config:
+        """The configuration for ``sizes``, each of which counts in the table as the next power of two."""
+        row = TABLE.get((self.kernel, gpu_name(device), tuple(map(power_of_two, sizes))))
+        return self.rule(*sizes) if row is None else dict(row)
+
+
+def row_rule(width: int, *_: int) -> Config:
+    """A tile holds whole rows and at least 2,048 elements, 16 to a thread, 1 to 8 warps."""
     block = power_of_two(width)
-    if (op, block) in TABLE:
-        return TABLE[op, block]
     rows = max(1, TILE // block)
     warps = power_of_two(block * rows // (32 * ELEMENTS_PER_THREAD))
-    return Launch(block=block, rows=rows, num_warps=min(8, max(1, warps)))
+    return {"ROWS": rows, "BLOCK": block, "num_warps": min(8, max(1, warps))}
+
+
+def piece_rule(longest: int, per_warp: int, max_warps: int) -> Callable[..., Config]:
+    """A program takes a row, or a piece of ``longest`` elements of it; ``per_warp`` elements to a warp."""
+
+    def rule(width: int, *_: int) -> Config:
+        block = min(longest, power_of_two(width))
+        return {"BLOCK": block, "num_warps": min(max_warps, max(1, block // per_warp))}
+
+    return rule
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,8 @@ import torch
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.numerics import FASTEST, FLOAT_SUMS, NATIVE, ORDERED, NumericsConfig
+from megatron.core.ops.launch import TABLE
+from megatron.core.ops.launch_table import rows_declared_in
 from megatron.core.ops.outside import Outside, load_problems, start_problems
 from megatron.core.ops.ranking import fastest_first
 
@@ -133,10 +135,11 @@ class Variant:
     outside: Outside | None = None
 
     def source_hash(self) -> str:
-        """SHA-256 over the text of the implementing modules, 16 hex digits."""
+        """SHA-256 over the implementing modules and their kernels' rows of the launch table, 16 hex digits."""
         total = hashlib.sha256()
         for module in (self.fn.__module__, *self.sources):
-            total.update(Path(inspect.getfile(sys.modules[module])).read_bytes())
+            text = Path(inspect.getfile(sys.modules[module])).read_text("utf-8")
+            total.update((text + rows_declared_in(text, TABLE)).encode())
         return total.hexdigest()[:16]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.determinism.kernel_manifest import MANIFEST, faults, kernel_files, read, record, write
+from megatron.determinism.kernel_manifest import LAUNCH_TABLE, MANIFEST, faults, kernel_files, read, record, write
 from megatron.determinism.kernels import record_kernels
 from megatron.determinism.report import Exit
 
@@ -41,6 +41,16 @@ def test_recorded_kernel_is_no_fault(root: Path):
     assert found(root) == []
     put(root, KERNEL, "# a comment\n\n" + TEXT)
     assert found(root) == []
+
+
+def test_row_of_the_launch_table_is_part_of_the_kernel_that_it_launches(root: Path):
+    put(root, KERNEL, TEXT + '\nLAUNCH = Launch(kernel="planted", rule=rule)\n')
+    assert record_kernels(root, "it has a table now").exit == Exit.SAME
+    row = '{"kernel": "%s", "gpu": "H200", "shape_class": [64], "config": {"BLOCK": 8}}'
+    put(root, LAUNCH_TABLE, f"[{row % 'another'}]")
+    assert found(root) == []
+    put(root, LAUNCH_TABLE, f"[{row % 'planted'}]")
+    assert "changed, but none of its tests" in found(root)[0]
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,20 @@ import torch
 import triton
 
 from megatron.core.ops.activation.kernels.activation import KINDS, activation_bwd_kernel, activation_fwd_kernel
-from megatron.core.ops.launch import Launch, row_launch, rows_of
+from megatron.core.ops.launch import Config, Launch, row_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
 MAX_BLOCK = 2048
 """Longest piece of a row in one tile; longer rows take several."""
 
 
-def _launch(width: int) -> Launch:
-    return row_launch("activation", min(width, MAX_BLOCK))
+def _rule(width: int) -> Config:
+    return row_rule(min(width, MAX_BLOCK))
+
+
+CHOICES = {"ROWS": (1, 2, 4), "BLOCK": (512, 1024, 2048), "num_warps": (2, 4, 8)}
+FORWARD = Launch(kernel="activation_fwd", rule=_rule, choices=CHOICES)
+BACKWARD = Launch(kernel="activation_bwd", rule=_rule, choices=CHOICES, new_bits=frozenset(CHOICES))
 
 
 class _Activation(torch.autograd.Function):
@@ -23,9 +28,9 @@ class _Activation(torch.autograd.Function):
         rows = x_RF.shape[0]
         width = x_RF.shape[1] // (2 if kind == KINDS["swiglu"] else 1)
         out_RF = torch.empty(rows, width, dtype=x_RF.dtype, device=x_RF.device)
-        launch = _launch(width)
+        launch = FORWARD.config(x_RF.device, width)
         if out_RF.numel():
-            activation_fwd_kernel[(triton.cdiv(rows, launch.rows), triton.cdiv(width, launch.block))](
+            activation_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]), triton.cdiv(width, launch["BLOCK"]))](
                 x_ptr=x_RF,
                 weight_ptr=weight_R,
                 out_ptr=out_RF,
@@ -34,9 +39,7 @@ class _Activation(torch.autograd.Function):
                 x_stride=x_RF.stride(0),
                 KIND=kind,
                 WEIGHTED=weight_R is not None,
-                ROWS=launch.rows,
-                BLOCK=launch.block,
-                num_warps=launch.num_warps,
+                **launch,
             )
         ctx.save_for_backward(x_RF, weight_R)
         ctx.kind = kind
@@ -48,9 +51,9 @@ class _Activation(torch.autograd.Function):
         rows, width = dout_RF.shape
         dx_RF = torch.empty(x_RF.shape, dtype=x_RF.dtype, device=x_RF.device)
         dweight_R = None if weight_R is None else torch.empty(rows, dtype=torch.float32, device=x_RF.device)
-        launch = _launch(width)
+        launch = BACKWARD.config(x_RF.device, width)
         if dout_RF.numel():
-            activation_bwd_kernel[(triton.cdiv(rows, launch.rows),)](
+            activation_bwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
                 x_ptr=x_RF,
                 weight_ptr=weight_R,
                 dout_ptr=dout_RF.contiguous(),
@@ -62,9 +65,7 @@ class _Activation(torch.autograd.Function):
                 dx_stride=dx_RF.stride(0),
                 KIND=ctx.kind,
                 WEIGHTED=weight_R is not None,
-                ROWS=launch.rows,
-                BLOCK=launch.block,
-                num_warps=launch.num_warps,
+                **launch,
             )
         return dx_RF, None, None if weight_R is None else dweight_R.to(weight_R.dtype)
 

@@ -7,9 +7,14 @@ import triton
 
 from megatron.core.ops.adam_step.kernels.adam_step import adam_step_kernel
 from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.launch import Launch
 from megatron.core.ops.registry import Guarantee, Variant
 
-BLOCK = 1024
+LAUNCH = Launch(
+    kernel="adam_step",
+    rule=lambda: {"BLOCK": 1024, "num_warps": 4},
+    choices={"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)},
+)
 
 
 def adam_step(
@@ -25,7 +30,8 @@ def adam_step(
             raise ValueError(f"adam_step takes equally long contiguous fp32 tensors, not {tensor.dtype} {tensor.shape}")
     if not param.numel():
         return
-    adam_step_kernel[(triton.cdiv(param.numel(), BLOCK),)](
+    launch = LAUNCH.config(param.device)
+    adam_step_kernel[(triton.cdiv(param.numel(), launch["BLOCK"]),)](
         param_ptr=param.detach(),
         grad_ptr=grad.detach(),
         exp_avg_ptr=exp_avg,
@@ -40,8 +46,7 @@ def adam_step(
         eps=scalars.eps,
         step_size=scalars.step_size,
         decay=scalars.decay,
-        BLOCK=BLOCK,
-        num_warps=4,
+        **launch,
         enable_fp_fusion=False,
     )
 
@@ -51,5 +56,9 @@ VARIANT = Variant(
     fn=adam_step,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="Elementwise, one rounded operation after the other; fused multiply-add is off.",
-    sources=("megatron.core.ops.adam_step.kernels.adam_step", "megatron.core.ops.adam_step.scalars"),
+    sources=(
+        "megatron.core.ops.adam_step.kernels.adam_step",
+        "megatron.core.ops.adam_step.scalars",
+        "megatron.core.ops.launch",
+    ),
 )

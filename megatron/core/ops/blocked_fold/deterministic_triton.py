@@ -9,9 +9,14 @@ import triton
 import triton.language as tl
 
 from megatron.core.ops.blocked_fold.kernels.blocked_fold import blocked_fold_kernel
+from megatron.core.ops.launch import Launch
 from megatron.core.ops.registry import Guarantee, Variant
 
-BLOCK = 2048
+LAUNCH = Launch(
+    kernel="blocked_fold",
+    rule=lambda: {"BLOCK": 2048, "num_warps": 4},
+    choices={"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)},
+)
 
 
 def blocked_fold(
@@ -26,14 +31,14 @@ def blocked_fold(
         out_n = torch.empty(slots[0].shape, dtype=torch.float64 if double else torch.float32, device=slots[0].device)
     numel = out_n.numel()
     if numel:
-        blocked_fold_kernel[(triton.cdiv(numel, BLOCK),)](
+        launch = LAUNCH.config(out_n.device)
+        blocked_fold_kernel[(triton.cdiv(numel, launch["BLOCK"]),)](
             slots=tuple(slots),
             out_ptr=out_n,
             numel=numel,
             GROUP=block,
-            BLOCK=BLOCK,
             WIDE=tl.float64 if double else tl.float32,
-            num_warps=4,
+            **launch,
         )
     return out_n
 
@@ -44,5 +49,5 @@ VARIANT = Variant(
     guarantee={"cuda": Guarantee.LAYOUT},
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float64}),
     why="One thread adds all slots of an element in slot order.",
-    sources=("megatron.core.ops.blocked_fold.kernels.blocked_fold",),
+    sources=("megatron.core.ops.blocked_fold.kernels.blocked_fold", "megatron.core.ops.launch"),
 )

@@ -7,11 +7,22 @@ import triton
 
 from megatron.core.ops.causal_conv1d.kernels.causal_conv1d import causal_conv1d_bwd_kernel, causal_conv1d_fwd_kernel
 from megatron.core.ops.column_sum import column_sum
+from megatron.core.ops.launch import Launch
 from megatron.core.ops.registry import Guarantee, Variant
 
-FORWARD = {"RUN": 64, "BLOCK_C": 512, "STAGES": 1, "num_warps": 4}
-BACKWARD = {"RUN": 128, "BLOCK_C": 256, "STAGES": 3, "num_warps": 4}
-"""Launches for every shape: positions and channels of a program. They do not depend on the sizes."""
+CHOICES = {"RUN": (32, 64, 128), "BLOCK_C": (128, 256, 512), "STAGES": (1, 2, 3), "num_warps": (1, 2, 4)}
+FORWARD = Launch(
+    kernel="causal_conv1d_fwd",
+    rule=lambda *_: {"RUN": 64, "BLOCK_C": 512, "STAGES": 1, "num_warps": 4},
+    choices=CHOICES,
+)
+BACKWARD = Launch(
+    kernel="causal_conv1d_bwd",
+    rule=lambda *_: {"RUN": 128, "BLOCK_C": 256, "STAGES": 3, "num_warps": 4},
+    choices=CHOICES,
+    new_bits=frozenset({"RUN"}),
+)
+"""RUN positions of BLOCK_C channels make a program; by channels and element size."""
 MAX_WIDTH = 4
 
 
@@ -20,10 +31,10 @@ class _CausalConv1d(torch.autograd.Function):
     def forward(ctx, x_BSC: torch.Tensor, weight_CW: torch.Tensor, bias_C: torch.Tensor) -> torch.Tensor:
         batch, length, channels = x_BSC.shape
         y_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
+        launch = FORWARD.config(x_BSC.device, channels, x_BSC.element_size())
         if y_BSC.numel():
-            causal_conv1d_fwd_kernel[
-                (triton.cdiv(channels, FORWARD["BLOCK_C"]), triton.cdiv(length, FORWARD["RUN"]), batch)
-            ](
+            grid = (triton.cdiv(channels, launch["BLOCK_C"]), triton.cdiv(length, launch["RUN"]), batch)
+            causal_conv1d_fwd_kernel[grid](
                 x_ptr=x_BSC,
                 weight_ptr=weight_CW,
                 bias_ptr=bias_C,
@@ -33,7 +44,7 @@ class _CausalConv1d(torch.autograd.Function):
                 batch_stride=x_BSC.stride(0),
                 x_stride=x_BSC.stride(1),
                 W=weight_CW.shape[1],
-                **FORWARD,
+                **launch,
             )
         ctx.save_for_backward(x_BSC, weight_CW, bias_C)
         return y_BSC
@@ -43,10 +54,11 @@ class _CausalConv1d(torch.autograd.Function):
         x_BSC, weight_CW, bias_C = ctx.saved_tensors
         (batch, length, channels), width = x_BSC.shape, weight_CW.shape[1]
         dx_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
-        runs = triton.cdiv(length, BACKWARD["RUN"])
+        launch = BACKWARD.config(x_BSC.device, channels, x_BSC.element_size())
+        runs = triton.cdiv(length, launch["RUN"])
         parts = torch.empty(batch * runs, 5 * channels, dtype=torch.float32, device=x_BSC.device)
         if dx_BSC.numel():
-            causal_conv1d_bwd_kernel[(triton.cdiv(channels, BACKWARD["BLOCK_C"]), runs, batch)](
+            causal_conv1d_bwd_kernel[(triton.cdiv(channels, launch["BLOCK_C"]), runs, batch)](
                 x_ptr=x_BSC,
                 dy_ptr=dy_BSC.contiguous(),
                 weight_ptr=weight_CW,
@@ -58,7 +70,7 @@ class _CausalConv1d(torch.autograd.Function):
                 batch_stride=x_BSC.stride(0),
                 x_stride=x_BSC.stride(1),
                 W=width,
-                **BACKWARD,
+                **launch,
             )
         total = column_sum(parts).view(5, channels)
         return dx_BSC, total[4 - width : 4].t().to(weight_CW.dtype).contiguous(), total[4].to(bias_C.dtype)
@@ -82,5 +94,9 @@ VARIANT = Variant(
     fn=causal_conv1d,
     guarantee={"cuda": Guarantee.BATCH},
     why="Elementwise tap by tap; parameter gradients of a fixed split of the positions, added in program order.",
-    sources=("megatron.core.ops.causal_conv1d.kernels.causal_conv1d", "megatron.core.ops.column_sum"),
+    sources=(
+        "megatron.core.ops.causal_conv1d.kernels.causal_conv1d",
+        "megatron.core.ops.column_sum",
+        "megatron.core.ops.launch",
+    ),
 )

@@ -6,10 +6,14 @@ import torch
 import triton
 
 from megatron.core.ops.cross_entropy_grad.kernels.cross_entropy_grad import cross_entropy_grad_kernel
-from megatron.core.ops.launch import power_of_two, rows_of
+from megatron.core.ops.launch import Launch, piece_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
-MAX_BLOCK = 4096
+LAUNCH = Launch(
+    kernel="cross_entropy_grad",
+    rule=piece_rule(4096, per_warp=512, max_warps=8),
+    choices={"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8)},
+)
 
 
 def cross_entropy_grad(
@@ -20,8 +24,8 @@ def cross_entropy_grad(
     tokens, width = logits_TV.shape
     dlogits_TV = torch.empty(tokens, width, dtype=logits_TV.dtype, device=logits_TV.device)
     if dlogits_TV.numel():
-        block = min(MAX_BLOCK, power_of_two(width))
-        cross_entropy_grad_kernel[(tokens, triton.cdiv(width, block))](
+        launch = LAUNCH.config(logits_TV.device, width)
+        cross_entropy_grad_kernel[(tokens, triton.cdiv(width, launch["BLOCK"]))](
             logits_ptr=logits_TV,
             target_ptr=target_T.contiguous(),
             log_z_ptr=log_z_T.contiguous(),
@@ -30,8 +34,7 @@ def cross_entropy_grad(
             num_valid=num_valid,
             width=width,
             stride=logits_TV.stride(0),
-            BLOCK=block,
-            num_warps=min(8, max(1, block // 512)),
+            **launch,
         )
     return dlogits_TV
 

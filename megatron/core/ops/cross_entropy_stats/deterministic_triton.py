@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 
 from megatron.core.ops.cross_entropy_stats.kernels.cross_entropy_stats import cross_entropy_stats_kernel
-from megatron.core.ops.launch import power_of_two, rows_of
+from megatron.core.ops.launch import Launch, piece_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
-MAX_BLOCK = 8192
+LAUNCH = Launch(
+    kernel="cross_entropy_stats",
+    rule=piece_rule(8192, per_warp=512, max_warps=8),
+    choices={"BLOCK": (2048, 4096, 8192), "num_warps": (4, 8, 16)},
+    new_bits=frozenset({"BLOCK", "num_warps"}),
+)
 
 
 def cross_entropy_stats(
@@ -18,7 +23,6 @@ def cross_entropy_stats(
     logits_TV = rows_of(logits_TV.detach())
     max_T, sum_exp_T, picked_T = torch.empty(3, logits_TV.shape[0], device=logits_TV.device).unbind()
     if logits_TV.shape[0]:
-        block = min(MAX_BLOCK, power_of_two(num_valid))
         cross_entropy_stats_kernel[(logits_TV.shape[0],)](
             logits_ptr=logits_TV,
             target_ptr=target_T.contiguous(),
@@ -27,8 +31,7 @@ def cross_entropy_stats(
             picked_ptr=picked_T,
             num_valid=num_valid,
             stride=logits_TV.stride(0),
-            BLOCK=block,
-            num_warps=min(8, max(1, block // 512)),
+            **LAUNCH.config(logits_TV.device, num_valid),
         )
     return max_T, sum_exp_T, picked_T
 

@@ -6,10 +6,14 @@ import torch
 import triton
 
 from megatron.core.ops.embedding_grad.kernels.embedding_grad import embedding_grad_kernel
-from megatron.core.ops.launch import power_of_two, rows_of
+from megatron.core.ops.launch import Launch, piece_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
-MAX_BLOCK = 1024
+LAUNCH = Launch(
+    kernel="embedding_grad",
+    rule=piece_rule(1024, per_warp=256, max_warps=4),
+    choices={"BLOCK": (256, 512, 1024, 2048), "num_warps": (1, 2, 4)},
+)
 
 
 def embedding_grad(main_grad_VH: torch.Tensor, dy_TH: torch.Tensor, ids_T: torch.Tensor) -> None:
@@ -19,8 +23,8 @@ def embedding_grad(main_grad_VH: torch.Tensor, dy_TH: torch.Tensor, ids_T: torch
     if not tokens or not width:
         return
     sorted_T, order_T = torch.sort(ids_T, stable=True)
-    block = min(MAX_BLOCK, power_of_two(width))
-    embedding_grad_kernel[(tokens, triton.cdiv(width, block))](
+    launch = LAUNCH.config(dy_TH.device, width)
+    embedding_grad_kernel[(tokens, triton.cdiv(width, launch["BLOCK"]))](
         main_grad_ptr=main_grad_VH.detach(),
         dy_ptr=dy_TH,
         sorted_ptr=sorted_T,
@@ -30,8 +34,7 @@ def embedding_grad(main_grad_VH: torch.Tensor, dy_TH: torch.Tensor, ids_T: torch
         width=width,
         main_stride=main_grad_VH.stride(0),
         dy_stride=dy_TH.stride(0),
-        BLOCK=block,
-        num_warps=min(4, max(1, block // 256)),
+        **launch,
     )
 
 

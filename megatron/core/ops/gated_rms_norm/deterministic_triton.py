@@ -10,13 +10,24 @@ from megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm import (
     gated_rms_norm_bwd_kernel,
     gated_rms_norm_fwd_kernel,
 )
-from megatron.core.ops.launch import row_launch, rows_of
+from megatron.core.ops.launch import Config, Launch, row_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
-MAX_PARTIALS = 512
-"""Programs per group in the backward, at most: each leaves one partial row of the weight's gradient."""
-STAGES = 1
-"""Tiles of the backward in flight."""
+
+def _backward_rule(width: int, *_: int) -> Config:
+    """PROGRAMS to a group, at most: each leaves one partial row of the weight's gradient."""
+    return {**row_rule(width), "PROGRAMS": 512}
+
+
+CHOICES = {"ROWS": (1, 2, 4, 8), "num_warps": (1, 2, 4, 8)}
+FORWARD = Launch(kernel="gated_rms_norm_fwd", rule=row_rule, choices=CHOICES, new_bits=frozenset(CHOICES))
+BACKWARD = Launch(
+    kernel="gated_rms_norm_bwd",
+    rule=_backward_rule,
+    choices={**CHOICES, "PROGRAMS": (64, 128, 256, 512)},
+    new_bits=frozenset({*CHOICES, "PROGRAMS"}),
+)
+"""By group size and element size; never by the number of rows."""
 
 
 class _GatedRMSNorm(torch.autograd.Function):
@@ -26,9 +37,9 @@ class _GatedRMSNorm(torch.autograd.Function):
         groups = width // group_size
         out_TX = torch.empty(rows, width, dtype=y_TX.dtype, device=y_TX.device)
         rstd_TG = torch.empty(rows, groups, dtype=torch.float32, device=y_TX.device)
-        launch = row_launch("gated_rms_norm", group_size)
+        launch = FORWARD.config(y_TX.device, group_size, y_TX.element_size())
         if out_TX.numel():
-            gated_rms_norm_fwd_kernel[(triton.cdiv(rows, launch.rows), groups)](
+            gated_rms_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]), groups)](
                 y_ptr=y_TX,
                 z_ptr=z_TX,
                 weight_ptr=weight_X,
@@ -40,9 +51,7 @@ class _GatedRMSNorm(torch.autograd.Function):
                 y_stride=y_TX.stride(0),
                 z_stride=z_TX.stride(0),
                 eps=eps,
-                ROWS=launch.rows,
-                BLOCK=launch.block,
-                num_warps=launch.num_warps,
+                **launch,
             )
         ctx.save_for_backward(y_TX, z_TX, weight_X, rstd_TG)
         return out_TX
@@ -51,9 +60,9 @@ class _GatedRMSNorm(torch.autograd.Function):
     def backward(ctx, dout_TX: torch.Tensor):
         y_TX, z_TX, weight_X, rstd_TG = ctx.saved_tensors
         (rows, width), groups = y_TX.shape, rstd_TG.shape[1]
-        launch = row_launch("gated_rms_norm_bwd", width // max(1, groups))
-        tiles = triton.cdiv(triton.cdiv(rows, launch.rows), MAX_PARTIALS)
-        programs = triton.cdiv(rows, launch.rows * tiles) if rows else 0
+        launch = BACKWARD.config(y_TX.device, width // max(1, groups), y_TX.element_size())
+        tiles = triton.cdiv(triton.cdiv(rows, launch["ROWS"]), launch.pop("PROGRAMS"))
+        programs = triton.cdiv(rows, launch["ROWS"] * tiles) if rows else 0
         dy_TX = torch.empty(rows, width, dtype=y_TX.dtype, device=y_TX.device)
         dz_TX = torch.empty_like(dy_TX)
         parts_PX = torch.empty(programs, width, dtype=torch.float32, device=y_TX.device)
@@ -73,10 +82,7 @@ class _GatedRMSNorm(torch.autograd.Function):
                 y_stride=y_TX.stride(0),
                 z_stride=z_TX.stride(0),
                 tiles=tiles,
-                ROWS=launch.rows,
-                BLOCK=launch.block,
-                STAGES=STAGES,
-                num_warps=launch.num_warps,
+                **launch,
             )
         return dy_TX, dz_TX, column_sum(parts_PX).to(weight_X.dtype), None, None
 

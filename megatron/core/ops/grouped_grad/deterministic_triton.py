@@ -9,14 +9,34 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megatron.core.ops.grouped_gemm.deterministic_torch_grouped import is_aligned
 from megatron.core.ops.grouped_grad import deterministic_torch_addmm
 from megatron.core.ops.grouped_grad.kernels.grouped_grad import grouped_grad_kernel
+from megatron.core.ops.launch import Config, Launch
 from megatron.core.ops.registry import Guarantee, Variant
 
-BLOCK_R, TILES = 64, 8
 MANY_ROWS = 1024
 """Rows per expert, on average, from which the product and not the traffic of the main gradient sets the pace."""
-WIDE = {"BLOCK_Y": 128, "BLOCK_X": 256, "num_warps": 8, "num_stages": 4}
-NARROW = {"BLOCK_Y": 128, "BLOCK_X": 128, "num_warps": 4, "num_stages": 3}
-"""Launch from and below that many rows; the tile does not change an element's order of additions."""
+
+
+def _rule(rows_each: int, *_: int) -> Config:
+    """The tile does not change an element's order of additions."""
+    if rows_each >= MANY_ROWS:
+        return {"BLOCK_Y": 128, "BLOCK_X": 256, "BLOCK_R": 64, "TILES": 8, "num_warps": 8, "num_stages": 4}
+    return {"BLOCK_Y": 128, "BLOCK_X": 128, "BLOCK_R": 64, "TILES": 8, "num_warps": 4, "num_stages": 3}
+
+
+LAUNCH = Launch(
+    kernel="grouped_grad",
+    rule=_rule,
+    choices={
+        "BLOCK_Y": (64, 128, 256),
+        "BLOCK_X": (64, 128, 256),
+        "BLOCK_R": (32, 64, 128),
+        "TILES": (4, 8, 16),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4),
+    },
+    new_bits=frozenset({"BLOCK_R"}),
+)
+"""By rows per expert and the widths of the tile's two sides."""
 
 
 def grouped_grad(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.Tensor, ends_E: torch.Tensor) -> None:
@@ -36,19 +56,17 @@ def grouped_grad(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.T
     if not is_aligned(dy_RY) or not is_aligned(x_RX):
         deterministic_torch_addmm.grouped_grad(main_grad_EYX, dy_RY, x_RX, ends_E)
         return
-    launch = WIDE if x_RX.shape[0] >= MANY_ROWS * experts else NARROW
+    launch = LAUNCH.config(x_RX.device, x_RX.shape[0] // experts, width_y, width_x)
     tiles = triton.cdiv(width_y, launch["BLOCK_Y"]) * triton.cdiv(width_x, launch["BLOCK_X"])
     grouped_grad_kernel[(tiles, experts)](
         main_ptr=main_grad_EYX.detach(),
-        dy_desc=TensorDescriptor.from_tensor(dy_RY, [BLOCK_R, launch["BLOCK_Y"]]),
-        x_desc=TensorDescriptor.from_tensor(x_RX, [BLOCK_R, launch["BLOCK_X"]]),
+        dy_desc=TensorDescriptor.from_tensor(dy_RY, [launch["BLOCK_R"], launch["BLOCK_Y"]]),
+        x_desc=TensorDescriptor.from_tensor(x_RX, [launch["BLOCK_R"], launch["BLOCK_X"]]),
         ends_ptr=ends_E,
         width_y=width_y,
         width_x=width_x,
         main_e=main_grad_EYX.stride(0),
         main_y=main_grad_EYX.stride(1),
-        BLOCK_R=BLOCK_R,
-        TILES=TILES,
         **launch,
     )
 
@@ -64,5 +82,6 @@ VARIANT = Variant(
         "megatron.core.ops.grouped_grad.deterministic_torch_addmm",
         "megatron.core.ops.grouped_gemm.deterministic_torch_grouped",
         "megatron.core.ops.linear_grad.deterministic_torch_addmm",
+        "megatron.core.ops.launch",
     ),
 )

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 import triton
 
+from megatron.core.ops.launch import Launch
 from megatron.core.ops.norm_blocks.kernels.norm_blocks import norm_blocks_kernel
 from megatron.core.ops.norm_blocks.limbs import BLOCK, LIMBS, SIZE, UNIT_EXPONENT
 from megatron.core.ops.registry import Guarantee, Variant
 
-MAX_PROGRAMS = 1 << 14
+LAUNCH = Launch(
+    kernel="norm_blocks",
+    rule=lambda: {"PROGRAMS": 1 << 14, "num_warps": 1},
+    choices={"PROGRAMS": (1 << 12, 1 << 13, 1 << 14, 1 << 15), "num_warps": (1, 2, 4)},
+)
 _ROW = 32
 
 
@@ -20,7 +25,8 @@ def norm_blocks(flat: torch.Tensor) -> torch.Tensor:
     if not flat.numel():
         return torch.zeros(SIZE, dtype=torch.int64, device=flat.device)
     blocks = triton.cdiv(flat.numel(), BLOCK)
-    blocks_each = triton.cdiv(blocks, MAX_PROGRAMS)
+    launch = LAUNCH.config(flat.device)
+    blocks_each = triton.cdiv(blocks, launch["PROGRAMS"])
     programs = triton.cdiv(blocks, blocks_each)
     limbs = torch.empty(programs, _ROW, dtype=torch.int64, device=flat.device)
     norm_blocks_kernel[(programs,)](
@@ -31,7 +37,7 @@ def norm_blocks(flat: torch.Tensor) -> torch.Tensor:
         BLOCK=BLOCK,
         LIMBS=LIMBS,
         UNIT_EXPONENT=UNIT_EXPONENT,
-        num_warps=1,
+        num_warps=launch["num_warps"],
     )
     return limbs[:, :SIZE].sum(dim=0)
 
@@ -41,5 +47,9 @@ VARIANT = Variant(
     fn=norm_blocks,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="The stated tree inside each block, exact integer sums of the blocks.",
-    sources=("megatron.core.ops.norm_blocks.kernels.norm_blocks", "megatron.core.ops.norm_blocks.limbs"),
+    sources=(
+        "megatron.core.ops.norm_blocks.kernels.norm_blocks",
+        "megatron.core.ops.norm_blocks.limbs",
+        "megatron.core.ops.launch",
+    ),
 )

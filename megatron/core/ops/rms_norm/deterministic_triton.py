@@ -6,14 +6,25 @@ import torch
 import triton
 
 from megatron.core.ops.column_sum import column_sum
-from megatron.core.ops.launch import row_launch, rows_of
+from megatron.core.ops.launch import Config, Launch, row_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.rms_norm.kernels.rms_norm import rms_norm_bwd_kernel, rms_norm_fwd_kernel
 
-MAX_PARTIALS = 512
-"""Programs of the backward, at most: each leaves one partial row of the weight's gradient."""
-STAGES = 1
-"""Tiles of the backward in flight."""
+
+def _backward_rule(width: int, *_: int) -> Config:
+    """PROGRAMS, at most: each leaves one partial row of the weight's gradient."""
+    return {**row_rule(width), "PROGRAMS": 512}
+
+
+CHOICES = {"ROWS": (1, 2, 4), "num_warps": (2, 4, 8, 16)}
+FORWARD = Launch(kernel="rms_norm_fwd", rule=row_rule, choices=CHOICES, new_bits=frozenset(CHOICES))
+BACKWARD = Launch(
+    kernel="rms_norm_bwd",
+    rule=_backward_rule,
+    choices={**CHOICES, "PROGRAMS": (132, 264, 512, 1024)},
+    new_bits=frozenset({*CHOICES, "PROGRAMS"}),
+)
+"""By width and element size; never by the number of rows."""
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -22,9 +33,9 @@ class _RMSNorm(torch.autograd.Function):
         rows, width = x_TH.shape
         y_TH = torch.empty_like(x_TH, memory_format=torch.contiguous_format)
         rstd_T = torch.empty(rows, dtype=torch.float32, device=x_TH.device)
-        launch = row_launch("rms_norm", width)
+        launch = FORWARD.config(x_TH.device, width, x_TH.element_size())
         if rows:
-            rms_norm_fwd_kernel[(triton.cdiv(rows, launch.rows),)](
+            rms_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
                 x_ptr=x_TH,
                 weight_ptr=weight_H,
                 y_ptr=y_TH,
@@ -33,9 +44,7 @@ class _RMSNorm(torch.autograd.Function):
                 width=width,
                 x_stride=x_TH.stride(0),
                 eps=eps,
-                ROWS=launch.rows,
-                BLOCK=launch.block,
-                num_warps=launch.num_warps,
+                **launch,
             )
         ctx.save_for_backward(x_TH, weight_H, rstd_T)
         return y_TH
@@ -44,9 +53,9 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx, dy_TH: torch.Tensor):
         x_TH, weight_H, rstd_T = ctx.saved_tensors
         rows, width = x_TH.shape
-        launch = row_launch("rms_norm_bwd", width)
-        tiles = triton.cdiv(triton.cdiv(rows, launch.rows), MAX_PARTIALS)
-        programs = triton.cdiv(rows, launch.rows * tiles) if rows else 0
+        launch = BACKWARD.config(x_TH.device, width, x_TH.element_size())
+        tiles = triton.cdiv(triton.cdiv(rows, launch["ROWS"]), launch.pop("PROGRAMS"))
+        programs = triton.cdiv(rows, launch["ROWS"] * tiles) if rows else 0
         dx_TH = torch.empty_like(x_TH, memory_format=torch.contiguous_format)
         parts_PH = torch.empty(programs, width, dtype=torch.float32, device=x_TH.device)
         if programs:
@@ -61,10 +70,7 @@ class _RMSNorm(torch.autograd.Function):
                 width=width,
                 x_stride=x_TH.stride(0),
                 tiles=tiles,
-                ROWS=launch.rows,
-                BLOCK=launch.block,
-                STAGES=STAGES,
-                num_warps=launch.num_warps,
+                **launch,
             )
         return dx_TH, column_sum(parts_PH).to(weight_H.dtype), None
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 import triton
 
-from megatron.core.ops.launch import power_of_two
+from megatron.core.ops.launch import Config, Launch, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.rope.kernels.rope import rope_kernel
 
-TILE = 2048
-"""Elements of a program's tile: as many heads as fit."""
+
+def _rule(heads: int, width: int) -> Config:
+    """As many heads of a position as make 2,048 elements."""
+    return {"HEADS": max(1, min(power_of_two(heads), 2048 // power_of_two(width))), "num_warps": 4}
+
+
+LAUNCH = Launch(kernel="rope", rule=_rule, choices={"HEADS": (1, 2, 4, 8, 16, 32, 64), "num_warps": (1, 2, 4, 8)})
 
 
 def _turn(x_SBND: torch.Tensor, cos_SBR: torch.Tensor, sin_SBR: torch.Tensor, *, inverse: bool) -> torch.Tensor:
@@ -21,9 +26,9 @@ def _turn(x_SBND: torch.Tensor, cos_SBR: torch.Tensor, sin_SBR: torch.Tensor, *,
     out_SBND = torch.empty(x_SBND.shape, dtype=x_SBND.dtype, device=x_SBND.device)
     if not out_SBND.numel():
         return out_SBND
-    block = max(1, min(power_of_two(heads), TILE // power_of_two(width)))
+    launch = LAUNCH.config(x_SBND.device, heads, width)
     rest = width - 2 * half
-    rope_kernel[(length * batch, triton.cdiv(heads, block))](
+    rope_kernel[(length * batch, triton.cdiv(heads, launch["HEADS"]))](
         x_ptr=x_SBND,
         cos_ptr=cos_SBR,
         sin_ptr=sin_SBR,
@@ -36,10 +41,9 @@ def _turn(x_SBND: torch.Tensor, cos_SBR: torch.Tensor, sin_SBR: torch.Tensor, *,
         b_stride=x_SBND.stride(1),
         n_stride=x_SBND.stride(2),
         INVERSE=inverse,
-        HEADS=block,
         BLOCK_R=power_of_two(half) if half else 0,
         BLOCK_D=power_of_two(rest) if rest else 0,
-        num_warps=4,
+        **launch,
     )
     return out_SBND
 
@@ -67,5 +71,5 @@ VARIANT = Variant(
     fn=rope,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="Elementwise.",
-    sources=("megatron.core.ops.rope.kernels.rope",),
+    sources=("megatron.core.ops.rope.kernels.rope", "megatron.core.ops.launch"),
 )

@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 import triton
 
-from megatron.core.ops.launch import power_of_two
+from megatron.core.ops.launch import Config, Launch, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.router_topk.kernels.router_topk import router_topk_kernel
 
-TILE = 1024
-"""Scores per program at least, where a row has fewer."""
+
+def _rule(experts: int) -> Config:
+    """1,024 scores per program at least, where a row has fewer."""
+    return {"ROWS": max(1, 1024 // power_of_two(experts)), "num_warps": 4}
+
+
+LAUNCH = Launch(kernel="router_topk", rule=_rule, choices={"ROWS": (1, 2, 4, 8, 16, 32), "num_warps": (1, 2, 4, 8)})
 
 
 def router_topk(score_TE: torch.Tensor, bias_E: torch.Tensor | None, k: int) -> torch.Tensor:
@@ -22,9 +27,8 @@ def router_topk(score_TE: torch.Tensor, bias_E: torch.Tensor | None, k: int) -> 
     if not ids_Tk.numel():
         return ids_Tk
     score_TE = score_TE.detach() if score_TE.stride(1) == 1 else score_TE.detach().contiguous()
-    block = power_of_two(experts)
-    rows = max(1, TILE // block)
-    router_topk_kernel[(triton.cdiv(tokens, rows),)](
+    launch = LAUNCH.config(score_TE.device, experts)
+    router_topk_kernel[(triton.cdiv(tokens, launch["ROWS"]),)](
         score_ptr=score_TE,
         bias_ptr=score_TE if bias_E is None else bias_E.detach().contiguous(),
         ids_ptr=ids_Tk,
@@ -33,9 +37,8 @@ def router_topk(score_TE: torch.Tensor, bias_E: torch.Tensor | None, k: int) -> 
         stride=score_TE.stride(0),
         K=k,
         HAS_BIAS=bias_E is not None,
-        ROWS=rows,
-        BLOCK_E=block,
-        num_warps=4,
+        BLOCK_E=power_of_two(experts),
+        **launch,
     )
     return ids_Tk
 

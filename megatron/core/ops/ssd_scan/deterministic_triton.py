@@ -11,29 +11,65 @@ import torch
 import triton
 
 from megatron.core.ops.column_sum import column_sum
-from megatron.core.ops.launch import power_of_two
+from megatron.core.ops.launch import Config, Launch, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.ssd_scan.kernels.chunk_decay import chunk_decay_bwd_kernel, chunk_decay_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan import chunk_scan_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd import chunk_scan_bwd_states_kernel, chunk_scan_bwd_values_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_states import chunk_states_kernel
 
-MAX_CHUNK = {torch.bfloat16: 64, torch.float32: 32}
-"""Positions per chunk at most, whatever ``chunk_size`` allows: what fits the registers of one program."""
 MIN_TILE = 16
-SCAN_STATE_TILE = 64
-"""Columns of K per program in the backward."""
 MIN_STATE_PROGRAMS = 128
-"""The recurrence over chunks cuts K finer, down to 32 columns, until there are that many programs."""
-HEAD_TILE = 16
-LAUNCH = {
-    "decay": {"num_warps": 4},
-    "states": {"num_warps": 8, "num_stages": 3},
-    "scan": {"num_warps": 4, "num_stages": 3},
-    "scan_bwd_values": {"num_warps": 4, "num_stages": 3},
-    "scan_bwd_states": {"num_warps": 4, "num_stages": 3},
-}
-"""Warps and stages by kernel, for every shape."""
+
+
+def _states_rule(sequences: int, width: int, num_state: int, _: int) -> Config:
+    """The recurrence over chunks cuts K finer, down to 32 columns, until there are MIN_STATE_PROGRAMS programs."""
+    whole_k, block_d = max(MIN_TILE, power_of_two(num_state)), min(64, max(MIN_TILE, power_of_two(width)))
+    block_k = min(128, whole_k)
+    while block_k > 32 and sequences * (whole_k // block_k) < MIN_STATE_PROGRAMS:
+        block_k //= 2
+    return {"BLOCK_D": block_d, "BLOCK_K": block_k, "num_warps": 8, "num_stages": 3}
+
+
+def _bwd_states_rule(num_state: int, _: int) -> Config:
+    """64 columns of K to a program."""
+    return {"BLOCK_K": min(64, max(MIN_TILE, power_of_two(num_state))), "num_warps": 4, "num_stages": 3}
+
+
+def _warps_rule(*_: int) -> Config:
+    return {"num_warps": 4, "num_stages": 3}
+
+
+WARPS = {"num_warps": (4, 8), "num_stages": (1, 2, 3, 4)}
+CHUNK = Launch(
+    kernel="ssd_scan_chunk",
+    rule=lambda size: {"L": 64 if size == 2 else 32},
+    choices={"L": (16, 32, 64, 128)},
+    new_bits=frozenset({"L"}),
+)
+"""Positions per chunk at most, whatever ``chunk_size`` allows: what fits the registers of one program. By element size,
+which is the last size of the others too."""
+DECAY = Launch(
+    kernel="ssd_scan_decay",
+    rule=lambda _: {"BLOCK_N": 16, "num_warps": 4},
+    choices={"BLOCK_N": (4, 8, 16, 32), "num_warps": (1, 2, 4)},
+    new_bits=frozenset({"BLOCK_N", "num_warps"}),
+)
+"""By heads."""
+STATES = Launch(
+    kernel="ssd_scan_states", rule=_states_rule, choices={"BLOCK_D": (32, 64), "BLOCK_K": (32, 64, 128), **WARPS}
+)
+"""By heads of all samples, head width and state."""
+SCAN = Launch(kernel="ssd_scan_fwd", rule=_warps_rule, choices=WARPS)
+BWD_VALUES = Launch(kernel="ssd_scan_bwd_values", rule=_warps_rule, choices=WARPS, new_bits=frozenset({"num_warps"}))
+"""These two by head width and state."""
+BWD_STATES = Launch(
+    kernel="ssd_scan_bwd_states",
+    rule=_bwd_states_rule,
+    choices={"BLOCK_K": (32, 64, 128), **WARPS},
+    new_bits=frozenset({"BLOCK_K", "num_warps"}),
+)
+"""By state: a program takes BLOCK_K columns of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +111,14 @@ class _Sizes:
     def scan_tiles(self) -> dict[str, int]:
         return {"L": self.chunk, "BLOCK_D": self.block_d, "BLOCK_K": self.block_k}
 
-    @property
-    def decay_grid(self) -> tuple[int, int, int]:
-        return self.chunks, triton.cdiv(self.heads, HEAD_TILE), self.batch
+    def decay_grid(self, block_n: int) -> tuple[int, int, int]:
+        return self.chunks, triton.cdiv(self.heads, block_n), self.batch
 
 
 def _sizes(x_BSND: torch.Tensor, B_BSGK: torch.Tensor, chunk_size: int) -> _Sizes:
     batch, length, heads, width = x_BSND.shape
-    chunk = min(MAX_CHUNK[x_BSND.dtype], max(MIN_TILE, power_of_two(chunk_size)))
+    longest = CHUNK.config(x_BSND.device, x_BSND.element_size())["L"]
+    chunk = min(longest, max(MIN_TILE, power_of_two(chunk_size)))
     return _Sizes(batch, length, heads, width, B_BSGK.shape[2], B_BSGK.shape[3], chunk)
 
 
@@ -99,7 +135,8 @@ def _decay(sizes: _Sizes, dt_BSN: torch.Tensor, dt_bias_N: torch.Tensor, A_log_N
     """[2, B, N, chunks * L]: time steps and running log decays."""
     padded = sizes.chunks * sizes.chunk
     work = torch.empty(2, sizes.batch, sizes.heads, padded, dtype=torch.float32, device=dt_BSN.device)
-    chunk_decay_fwd_kernel[sizes.decay_grid](
+    launch = DECAY.config(dt_BSN.device, sizes.heads)
+    chunk_decay_fwd_kernel[sizes.decay_grid(launch["BLOCK_N"])](
         dt_ptr=dt_BSN,
         bias_ptr=dt_bias_N,
         A_log_ptr=A_log_N,
@@ -112,8 +149,7 @@ def _decay(sizes: _Sizes, dt_BSN: torch.Tensor, dt_bias_N: torch.Tensor, A_log_N
         s_stride=dt_BSN.stride(1),
         n_stride=dt_BSN.stride(2),
         L=sizes.chunk,
-        BLOCK_N=HEAD_TILE,
-        **LAUNCH["decay"],
+        **launch,
     )
     return work
 
@@ -128,7 +164,8 @@ def _decay_backward(
     """Gradient of dt; partials of A_log's and the bias's gradients go to ``parts[1]`` and ``parts[2]``."""
     dt_BSN, dt_bias_N, A_log_N = inputs
     ddt_BSN = torch.empty(dt_BSN.shape, dtype=dt_BSN.dtype, device=dt_BSN.device)
-    chunk_decay_bwd_kernel[sizes.decay_grid](
+    launch = DECAY.config(dt_BSN.device, sizes.heads)
+    chunk_decay_bwd_kernel[sizes.decay_grid(launch["BLOCK_N"])](
         dt_ptr=dt_BSN,
         bias_ptr=dt_bias_N,
         A_log_ptr=A_log_N,
@@ -145,10 +182,9 @@ def _decay_backward(
         s_stride=dt_BSN.stride(1),
         n_stride=dt_BSN.stride(2),
         L=sizes.chunk,
-        BLOCK_N=HEAD_TILE,
         slot=work[0].numel(),
         SLOTS=dwork.shape[0] - 1,
-        **LAUNCH["decay"],
+        **launch,
     )
     return ddt_BSN
 
@@ -157,12 +193,11 @@ def _states(
     sizes: _Sizes, x_BSND: torch.Tensor, B_BSGK: torch.Tensor, work: torch.Tensor, *, reverse: bool
 ) -> torch.Tensor:
     """[B, chunks, N, D, K] in the activation type: states before each chunk; reverse: gradients after each chunk."""
-    block_k, block_d = min(128, sizes.block_k), min(64, sizes.block_d)
-    while block_k > 32 and sizes.batch * sizes.heads * (sizes.block_k // block_k) < MIN_STATE_PROGRAMS:
-        block_k //= 2
+    sequences = sizes.batch * sizes.heads
+    launch = STATES.config(x_BSND.device, sequences, sizes.width, sizes.num_state, x_BSND.element_size())
     shape = (sizes.batch, sizes.chunks, sizes.heads, sizes.width, sizes.num_state)
     states = torch.empty(shape, dtype=x_BSND.dtype, device=x_BSND.device)
-    tiles = triton.cdiv(sizes.width, block_d) * triton.cdiv(sizes.num_state, block_k)
+    tiles = triton.cdiv(sizes.width, launch["BLOCK_D"]) * triton.cdiv(sizes.num_state, launch["BLOCK_K"])
     chunk_states_kernel[(sizes.heads, tiles, sizes.batch)](
         x_ptr=x_BSND,
         B_ptr=B_BSGK,
@@ -172,10 +207,8 @@ def _states(
         **sizes.counts,
         **_strides(x=x_BSND, B=B_BSGK),
         L=sizes.chunk,
-        BLOCK_D=block_d,
-        BLOCK_K=block_k,
         REVERSE=reverse,
-        **LAUNCH["states"],
+        **launch,
     )
     return states
 
@@ -202,7 +235,7 @@ class _SSDScan(torch.autograd.Function):
             **sizes.counts,
             **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
             **sizes.scan_tiles,
-            **LAUNCH["scan"],
+            **SCAN.config(x_BSND.device, sizes.width, sizes.num_state, x_BSND.element_size()),
         )
         ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work)
         return y_BSND
@@ -213,8 +246,8 @@ class _SSDScan(torch.autograd.Function):
             return *(torch.zeros_like(saved) for saved in ctx.saved_tensors), None
         x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work = ctx.saved_tensors
         sizes, dy_BSND = ctx.sizes, dy_BSND.contiguous()
-        k_tile = min(SCAN_STATE_TILE, sizes.block_k)
-        k_tiles = triton.cdiv(sizes.num_state, k_tile)
+        launch = BWD_STATES.config(x_BSND.device, sizes.num_state, x_BSND.element_size())
+        k_tiles = triton.cdiv(sizes.num_state, launch["BLOCK_K"])
         # The gradient of step; then that of the log decays: what needs no state, and one part per tile of K.
         dwork = work.new_empty(2 + k_tiles, *work.shape[1:])
         pairs = x_BSND.new_empty(sizes.batch, sizes.chunks, sizes.groups, sizes.chunk, sizes.chunk)
@@ -244,7 +277,7 @@ class _SSDScan(torch.autograd.Function):
             ddecay_ptr=dwork[1],
             BLOCK_K=sizes.block_k,
             **both,
-            **LAUNCH["scan_bwd_values"],
+            **BWD_VALUES.config(x_BSND.device, sizes.width, sizes.num_state, x_BSND.element_size()),
         )
         chunk_scan_bwd_states_kernel[(sizes.chunks * k_tiles, sizes.groups, sizes.batch)](
             states_ptr=_states(sizes, x_BSND, B_BSGK, work, reverse=False),
@@ -252,9 +285,8 @@ class _SSDScan(torch.autograd.Function):
             dC_ptr=dC_BSGK,
             ddecay_ptr=dwork[2],
             slot=work[0].numel(),
-            BLOCK_K=k_tile,
             **both,
-            **LAUNCH["scan_bwd_states"],
+            **launch,
         )
         ddt_BSN = _decay_backward(sizes, (dt_BSN, dt_bias_N, A_log_N), work, dwork, parts)
         dD, dA_log, dbias = (column_sum(part) for part in parts)

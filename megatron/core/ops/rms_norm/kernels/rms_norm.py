@@ -27,23 +27,33 @@ def rms_norm_fwd_kernel(
 @triton.jit
 def rms_norm_bwd_kernel(
     x_ptr, weight_ptr, dy_ptr, rstd_ptr, dx_ptr, dweight_ptr, num_rows, width, x_stride, tiles,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd * (dy * w - xhat * mean(dy * w * xhat)); a partial of sum(dy * xhat) over this program's rows."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
     dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for tile in tl.range(0, tiles, num_stages=STAGES):
-        row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
+    row = program * tiles * ROWS + tl.arange(0, ROWS)
+    inside = (row < num_rows)[:, None] & (column < width)[None, :]
+    next_x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0)
+    next_dy = tl.load(dy_ptr + row[:, None] * width + column[None, :], mask=inside, other=0.0)
+    next_rstd = tl.load(rstd_ptr + row, mask=row < num_rows, other=0.0)
+    for tile in range(tiles):
+        x, dy, rstd = next_x.to(tl.float32), next_dy.to(tl.float32), next_rstd
+        # The next tile is on its way while this one is worked on.
+        ahead = row + ROWS
+        coming = (ahead < num_rows) & (tile + 1 < tiles)
+        wanted = coming[:, None] & (column < width)[None, :]
+        next_x = tl.load(x_ptr + ahead[:, None] * x_stride + column[None, :], mask=wanted, other=0.0)
+        next_dy = tl.load(dy_ptr + ahead[:, None] * width + column[None, :], mask=wanted, other=0.0)
+        next_rstd = tl.load(rstd_ptr + ahead, mask=coming, other=0.0)
         inside = (row < num_rows)[:, None] & (column < width)[None, :]
-        x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + row, mask=row < num_rows, other=0.0)
         xhat = x * rstd[:, None]
         dyw = dy * weight[None, :]
         mean = tl.sum(dyw * xhat, axis=1) / width
         dx = rstd[:, None] * (dyw - xhat * mean[:, None])
         tl.store(dx_ptr + row[:, None] * width + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
         dweight += dy * xhat
+        row = ahead
     tl.store(dweight_ptr + program * width + column, tl.sum(dweight, axis=0), mask=column < width)

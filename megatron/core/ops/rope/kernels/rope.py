@@ -13,9 +13,11 @@ def rope_kernel(
     INVERSE: tl.constexpr, HEADS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program per position and tile of heads; dims from 2R on are copied."""
-    position = tl.program_id(0).to(tl.int64)
+    position = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS).to(tl.int64)
-    x_row = x_ptr + (position // batch) * s_stride + (position % batch) * b_stride + head[:, None] * n_stride
+    x_row = x_ptr + (position // batch).to(tl.int64) * s_stride + (position % batch).to(tl.int64) * b_stride
+    x_row += head[:, None] * n_stride
+    position = position.to(tl.int64)
     out_row = out_ptr + (position * heads + head[:, None]) * width
     if BLOCK_R > 0:
         pair = tl.arange(0, BLOCK_R)[None, :]
