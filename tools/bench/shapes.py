@@ -146,10 +146,14 @@ def activation() -> list[Workload]:
 
 
 def permutation(op: str) -> list[Workload]:
-    """Six copies of a token."""
+    """Six copies of a token; of ``moe_permute`` also their weights, one number a row."""
     rows, row_of = TOKENS * COPIES, _row_map(TOKENS, COPIES)
     args = (_normal(TOKENS, HIDDEN), row_of, rows) if op == "moe_permute" else (_normal(rows, HIDDEN), row_of)
-    return [Workload(label="8192x6x2688", args=args, grads=(0,), moved_bytes=4.0 * (rows + TOKENS) * HIDDEN)]
+    out = [Workload(label="8192x6x2688", args=args, grads=(0,), moved_bytes=4.0 * (rows + TOKENS) * HIDDEN)]
+    if op == "moe_permute":
+        args = (_normal(rows, 1, fp32=True), row_of.view(-1, 1), rows)
+        out.append(Workload(label="49152x1", args=args, grads=(0,), moved_bytes=16.0 * rows))
+    return out
 
 
 def cross_entropy(op: str) -> list[Workload]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import triton
 
-from megatron.core.ops.launch import power_of_two
-from megatron.core.ops.moe_permute.kernels.row_copies import gather_copy_kernel, gather_sum_kernel, invert_map_kernel
-
-MAX_BLOCK = 4096
-"""Longest piece of a row that one program moves."""
-INVERT_BLOCK = 1024
+from megatron.core.ops.launch import Config, Launch, power_of_two
+from megatron.core.ops.moe_permute.kernels.row_copies import (
+    clear_rest_kernel,
+    gather_sum_kernel,
+    scatter_copy_kernel,
+)
 
 SOURCES = (
     "megatron.core.ops.moe_permute.row_copies",
@@ -19,36 +19,52 @@ SOURCES = (
 )
 
 
-def _pieces(width: int) -> tuple[int, int, int]:
-    block = min(MAX_BLOCK, power_of_two(width))
-    return triton.cdiv(width, block), block, min(8, max(1, block // 512))
+def _copy_rule(width: int) -> Config:
+    """Pieces of 1,024 elements; of shorter rows, as many tokens as make that."""
+    block = min(1024, power_of_two(width))
+    return {"TOKENS": 1024 // block, "BLOCK": block, "num_warps": 4}
+
+
+def _sum_rule(width: int) -> Config:
+    """Pieces of 4,096 elements, 512 to a warp; of shorter rows, as many tokens as make 1,024."""
+    block = min(4096, power_of_two(width))
+    return {"TOKENS": max(1, 1024 // block), "BLOCK": block, "num_warps": max(2, block // 512)}
+
+
+CHOICES = {"BLOCK": (512, 1024, 2048, 4096), "TOKENS": (1, 2, 4), "num_warps": (1, 2, 4, 8)}
+COPY = Launch(kernel="scatter_copy", rule=_copy_rule, choices=CHOICES)
+SUM = Launch(kernel="gather_sum", rule=_sum_rule, choices=CHOICES)
+CLEAR = Launch(
+    kernel="clear_rest",
+    rule=lambda _: {"ROWS": 32, "BLOCK": 128, "num_warps": 4},
+    choices={"ROWS": (16, 32, 64, 128, 256), "BLOCK": (64, 128, 256), "num_warps": (1, 2, 4)},
+)
 
 
 def tokens_to_rows(x_TH: torch.Tensor, row_of_TJ: torch.Tensor, num_rows: int) -> torch.Tensor:
     """``rows[row_of[t, j]] = x[t]``; rows that no entry names are zero. ``row_of_TJ`` is contiguous."""
-    entries, copies, width = row_of_TJ.numel(), row_of_TJ.shape[1], x_TH.shape[1]
-    token_of_R = torch.full((num_rows,), -1, dtype=torch.int32, device=x_TH.device)
-    rows_RH = torch.empty(num_rows, width, dtype=x_TH.dtype, device=x_TH.device)
-    if entries and num_rows:
-        invert_map_kernel[(triton.cdiv(entries, INVERT_BLOCK),)](
-            row_of_ptr=row_of_TJ,
-            token_of_ptr=token_of_R,
-            entries=entries,
-            copies=copies,
-            BLOCK=INVERT_BLOCK,
-            num_warps=4,
-        )
-    if rows_RH.numel():
-        pieces, block, warps = _pieces(width)
-        gather_copy_kernel[(num_rows, pieces)](
+    (tokens, copies), width, device = row_of_TJ.shape, x_TH.shape[1], x_TH.device
+    filled_R = torch.zeros(num_rows, dtype=torch.int8, device=device)
+    rows_RH = torch.empty(num_rows, width, dtype=x_TH.dtype, device=device)
+    if not rows_RH.numel():
+        return rows_RH
+    if row_of_TJ.numel():
+        launch = COPY.config(device, width)
+        scatter_copy_kernel[(triton.cdiv(tokens, launch["TOKENS"]), triton.cdiv(width, launch["BLOCK"]))](
             x_ptr=x_TH,
-            token_of_ptr=token_of_R,
+            row_of_ptr=row_of_TJ,
             rows_ptr=rows_RH,
+            filled_ptr=filled_R,
+            tokens=tokens,
             width=width,
             x_stride=x_TH.stride(0),
-            BLOCK=block,
-            num_warps=warps,
+            COPIES=copies,
+            **launch,
         )
+    launch = CLEAR.config(device, width)
+    clear_rest_kernel[(triton.cdiv(num_rows, launch["ROWS"]),)](
+        filled_ptr=filled_R, rows_ptr=rows_RH, num_rows=num_rows, width=width, **launch
+    )
     return rows_RH
 
 
@@ -57,15 +73,15 @@ def rows_to_tokens(rows_RH: torch.Tensor, row_of_TJ: torch.Tensor) -> torch.Tens
     (tokens, copies), width = row_of_TJ.shape, rows_RH.shape[1]
     x_TH = torch.empty(tokens, width, dtype=rows_RH.dtype, device=rows_RH.device)
     if x_TH.numel():
-        pieces, block, warps = _pieces(width)
-        gather_sum_kernel[(tokens, pieces)](
+        launch = SUM.config(rows_RH.device, width)
+        gather_sum_kernel[(triton.cdiv(tokens, launch["TOKENS"]), triton.cdiv(width, launch["BLOCK"]))](
             rows_ptr=rows_RH,
             row_of_ptr=row_of_TJ,
             x_ptr=x_TH,
-            copies=copies,
+            tokens=tokens,
             width=width,
             rows_stride=rows_RH.stride(0),
-            BLOCK=block,
-            num_warps=warps,
+            COPIES=copies,
+            **launch,
         )
     return x_TH

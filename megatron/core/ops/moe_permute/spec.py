@@ -7,7 +7,7 @@ import torch
 from megatron.core.ops.registry import Case, Cut, Guarantee, OpSpec
 from megatron.core.ops.samples import Samples, tolerances
 
-SIZES = ((13, 3, 9, 4), (1, 1, 5, 0), (0, 2, 4, 3), (40, 6, 33, 0), (7, 4, 1, 2))
+SIZES = ((13, 3, 9, 4), (1, 1, 5, 0), (0, 2, 4, 3), (40, 6, 33, 0), (7, 4, 1, 2), (1100, 1, 1, 40), (5, 3, 1030, 70))
 """Tokens, copies, width, rows that no token fills."""
 
 
