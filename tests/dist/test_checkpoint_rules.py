@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import re
 import resource
 import signal
 import threading
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from megatron.core.dist_checkpointing import writer
 from megatron.core.dist_checkpointing.folder import complete_iterations, iteration_folder, newest_iteration
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
@@ -66,13 +69,16 @@ def rates(folder: Path) -> dict[int, float]:
         (f"{LOWER} --finetune", 5e-3, 0, (1, 8)),
     ],
 )
-def test_learning_rate_of_every_step_after_a_resume(
+def test_learning_rate_and_weight_decay_of_every_step_after_a_resume(
     saved: Path, tmp_path: Path, flags: str, max_lr: float, start: int, steps: tuple[int, int]
 ) -> None:
-    finished(1, f"{QUICK} --load {saved} --ckpt-step 4 {flags} --fingerprint-dir {tmp_path}")
+    finished(1, f"{QUICK} --load {saved} --ckpt-step 4 {flags} --fingerprint-dir {tmp_path} --run-dir {tmp_path}/run")
     schedule = Schedule(**{name: getattr(COSINE, name) for name in Schedule.__slots__} | {"max_lr": max_lr})
     expected = {i: learning_rate(schedule, 4 * (i - 1) - start) for i in range(steps[0], steps[1] + 1)}
     assert rates(tmp_path) == expected
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    decays = {line["iteration"]: line["weight_decay"] for line in lines if line["kind"] == "train"}
+    assert decays == {i: weight_decay(schedule, 4 * (i - 1) - start) for i in expected}
 
 
 def test_position_on_a_late_schedule_survives_a_second_resume(saved: Path, tmp_path: Path) -> None:
@@ -198,23 +204,32 @@ def test_signal_ends_the_step_saves_and_is_no_error(tmp_path: Path) -> None:
     assert complete_iterations(tmp_path) == [2, 3]
 
 
-def limit_file_size(rank: int) -> None:
-    """In one rank's process: no file grows beyond 50,000 bytes, as on a disk that fills up."""
+def limit_file_size(rank: int, file_bytes: int, limit: int) -> None:
+    """In one rank's process: no file grows beyond ``limit`` bytes, as on a disk that fills up. In all of them: a share
+    is cut into files of ``file_bytes``."""
+    writer.FILE_BYTES = file_bytes
     if dist.get_rank() == rank:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize("flag", ["", "--async-save"])
-def test_full_disk_on_one_rank_is_named_and_loses_nothing(tmp_path: Path, flag: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "file_bytes", "limit"),
+    [("", writer.FILE_BYTES, 50_000), ("--async-save", writer.FILE_BYTES, 50_000), ("--async-save", 1 << 14, 20_000)],
+    ids=["sync", "async", "async-several-files"],
+)
+def test_full_disk_on_one_rank_is_named_and_loses_nothing(
+    tmp_path: Path, flag: str, file_bytes: int, limit: int
+) -> None:
     finished(2, f"{QUICK} --use-distributed-optimizer --save {tmp_path} --save-interval 1 --exit-interval 1")
     before = StoredCheckpoint(tmp_path).facts["digest"]
     words = f"{QUICK} --use-distributed-optimizer --save {tmp_path} --load {tmp_path} --save-interval 1 {flag}"
-    ranks = run_legs(2, words, functools.partial(limit_file_size, 1))
+    ranks = run_legs(2, words, functools.partial(limit_file_size, 1, file_bytes, limit))
     for rank in ranks:
         assert rank.code == 1
         assert "iteration 2 was not saved" in rank.error
         assert "rank 1: " in rank.error
-        assert "__1_0.distcp" in rank.error
+        assert re.search(r"__1_\d.distcp", rank.error)
+        assert "rank 0" not in rank.error
     assert newest_iteration(tmp_path) == 1
     assert StoredCheckpoint(tmp_path).facts["digest"] == before
 

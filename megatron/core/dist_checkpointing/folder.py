@@ -10,9 +10,11 @@ A folder gets its final name by one rename, when everything in it is on the disk
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from megatron.core.config.errors import DamagedInputError
@@ -88,11 +90,21 @@ def find_checkpoint(root: Path, iteration: int | None = None) -> Path | None:
     raise DamagedInputError(f"{folder} {state}, and {named}{more}")
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the disk name this file, also those of calls that know a number only."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def sync_folder(path: Path) -> None:
-    """Bring a folder's entries to the disk."""
+    """Bring a folder's entries to the disk. Errors of the disk name the folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -102,7 +114,8 @@ def write_synced(path: Path, raw: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         write_all(handle, raw, path)
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -114,11 +127,9 @@ def write_all(handle: int, raw: bytes | memoryview, path: Path) -> None:
         OSError: the disk is full, a limit on the size of files is reached, ...; names the file.
     """
     view = memoryview(raw).cast("B")
-    try:
+    with naming(path):
         while view:
             view = view[os.write(handle, view) :]
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def require_writable(root: Path) -> None:

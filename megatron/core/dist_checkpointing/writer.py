@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from megatron.core.dist_checkpointing.folder import write_all, write_synced
+from megatron.core.dist_checkpointing.folder import naming, write_all, write_synced
 
 METADATA_FILE = ".metadata"
 MAX_FILES = 8
@@ -70,18 +70,22 @@ class HashingFile(io.RawIOBase):
         return self._error is not None
 
     def finish(self) -> dict[str, Any]:
-        """Sync, close and return size and SHA-256.
+        """Bring the file to the disk and return size and SHA-256.
 
         Raises:
-            OSError: a write failed; names the file.
+            OSError: this or a write failed; names the file.
         """
-        try:
-            if self._error is not None:
-                raise self._error
+        if self._error is not None:
+            raise self._error
+        with naming(self.path):
             os.fsync(self._handle)
-        finally:
-            os.close(self._handle)
         return {"bytes": self.size, "sha256": self._hash.hexdigest()}
+
+    def close(self) -> None:
+        """Close the file, once."""
+        if not self.closed:
+            os.close(self._handle)
+        super().close()
 
 
 class RankWriter(StorageWriter):
@@ -131,14 +135,14 @@ class RankWriter(StorageWriter):
         self, name: str, items: Sequence[WriteItem], planner: SavePlanner
     ) -> tuple[list[WriteResult], dict[str, Any]]:
         results: list[WriteResult] = []
-        file = HashingFile(self.folder / name)
-        for item in items:
-            if not file.failed:
-                results.append(_write_item(file, name, item, planner))
-                with self._lock:
-                    self._done += results[-1].size_in_bytes
-                    self._progress(self._done)
-        return results, file.finish()
+        with HashingFile(self.folder / name) as file:
+            for item in items:
+                if not file.failed:
+                    results.append(_write_item(file, name, item, planner))
+                    with self._lock:
+                        self._done += results[-1].size_in_bytes
+                        self._progress(self._done)
+            return results, file.finish()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write ``.metadata``: where each entry lies."""
