@@ -17,6 +17,7 @@ from tests.support.legs import finished, run_legs
 pytestmark = pytest.mark.timeout(600)
 
 PP2 = "--pipeline-model-parallel-size 2"
+PP3 = "--pipeline-model-parallel-size 3"
 CUT = "--use-distributed-optimizer"
 OVERLAP = "--overlap-grad-reduce --overlap-param-gather"
 NEW = "--new-logical-layout"
@@ -49,9 +50,10 @@ def test_pipelines_and_optimizers_in_a_chain(tmp_path: Path) -> None:
     """Names are global: no pipeline, virtual pipeline or cut of the state shows in what is stored."""
     first = saved(tmp_path / "0", 2, "--bf16")
     chain = [
-        (4, f"{PP2} {CUT}"),
         (4, f"{PP2} --hybrid-layer-pattern M|*|E|-"),
+        (4, f"{PP2} {CUT}"),
         (1, CUT),
+        (3, f"{PP3} --hybrid-layer-pattern M|*|E-"),
         (2, f"{CUT} {EP2} {NEW}"),
         (2, ""),
     ]
@@ -109,7 +111,16 @@ def test_experts_are_all_there_once_whatever_the_expert_parallel_size(tmp_path: 
         assert len({tuple(expert.tolist()) for expert in experts}) == 4
     composite = resaved(one, tmp_path / "composite", 4, f"{EP2} {PP2} {CUT}")
     require_same(one, composite)
-    require_same(one, resaved(composite, tmp_path / "whole", 1, NEW))
+    alone = resaved(composite, tmp_path / "alone", 4, f"--expert-model-parallel-size 4 {NEW}")
+    require_same(one, alone)
+    require_same(one, resaved(alone, tmp_path / "whole", 1, NEW))
+
+
+def test_dense_shards_are_all_there_where_more_tensor_than_expert_ranks_write(tmp_path: Path) -> None:
+    """Two ranks cut the dense weights; both hold every expert whole."""
+    first = saved(tmp_path / "first", 2, TP2)
+    again = resaved(first, tmp_path / "again", 2, f"{TP2} {CUT}")
+    assert diff_checkpoints(first, again).exit == 0
 
 
 def test_masters_are_stored_in_fp32_bits(tmp_path: Path) -> None:
@@ -119,17 +130,22 @@ def test_masters_are_stored_in_fp32_bits(tmp_path: Path) -> None:
     assert (values.view(torch.int32) & 0xFFFF).count_nonzero() > 0.9 * values.numel()
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two data-parallel ranks."""
+    return saved(tmp_path_factory.mktemp("two"), 2)
+
+
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("ranks", "words", "expected"),
     [
-        (TP2, "another logical layout than"),
-        (EP2, "--expert-model-parallel-size (ep 1), or --new-logical-layout"),
+        (2, TP2, "another logical layout than"),
+        (2, EP2, "--expert-model-parallel-size (ep 1), or --new-logical-layout"),
+        (4, "", "or --new-logical-layout"),
     ],
 )
-def test_another_logical_layout_is_refused_with_both(tmp_path: Path, words: str, expected: str) -> None:
-    saved(tmp_path, 2)
-    ranks = run_legs(2, f"{words} --load {tmp_path}")
-    for rank in ranks:
+def test_another_logical_layout_is_refused_with_both(two: Path, ranks: int, words: str, expected: str) -> None:
+    for rank in run_legs(ranks, f"{words} --load {two}"):
         assert rank.code == 2
         assert expected in rank.error
         assert "the checkpoint's is tp 1, etp 1" in rank.error

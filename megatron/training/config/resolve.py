@@ -58,7 +58,7 @@ def resolve(config: RunConfig, world_size: int) -> RunConfig:
         parallel=parallel,
         training=training,
         scheduler=_scheduler(config.scheduler, training),
-        ddp=_ddp(config.ddp, _data_parallel_size(config.parallel, world_size)),
+        ddp=_ddp(config.ddp, data_parallel_size(config.parallel, world_size)),
         data=_data(config.data),
     )
 
@@ -246,7 +246,7 @@ def _with_depths(model: TransformerConfig) -> TransformerConfig:
     return replace(model, hybrid_layer_pattern=main, mtp_hybrid_override_pattern=None)
 
 
-def _data_parallel_size(parallel: ModelParallelConfig, world_size: int) -> int | None:
+def data_parallel_size(parallel: ModelParallelConfig, world_size: int) -> int | None:
     """Ranks that hold the same dense weights; ``None`` where the sizes do not divide."""
     tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     return world_size // (tp * pp) if tp > 0 and pp > 0 and world_size % (tp * pp) == 0 else None
@@ -256,7 +256,7 @@ def _parallel(parallel: ModelParallelConfig, world_size: int) -> ModelParallelCo
     tp, etp = parallel.tensor_model_parallel_size, parallel.expert_tensor_parallel_size
     ldp, block = parallel.logical_data_parallel_size, parallel.logical_reduce_block_size
     if ldp is None:
-        ldp = _data_parallel_size(parallel, world_size)
+        ldp = data_parallel_size(parallel, world_size)
     if block is None and ldp is not None and tp > 0:
         block = default_block(ldp, tp)
     return replace(

@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing.facts import Facts, read_facts
 from megatron.core.dist_checkpointing.folder import MARKER_FILE, find_checkpoint
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule, plan_schedule
 from megatron.training.config.checkpoint import CheckpointConfig
+from megatron.training.config.resolve import data_parallel_size
 from megatron.training.config.run import RunConfig
 
 MODEL_MAY_CHANGE = frozenset(
@@ -124,14 +125,19 @@ def require_nothing_to_load(config: CheckpointConfig) -> list[str]:
     return [f"--load {root} holds no checkpoint: training starts from the seed"]
 
 
-def with_stored_layout(given: RunConfig, source: Source | None) -> RunConfig:
-    """The settings with the checkpoint's logical data-parallel size and block, where none are given and it rules."""
+def with_stored_layout(given: RunConfig, source: Source | None, world_size: int) -> RunConfig:
+    """The settings with the checkpoint's logical data-parallel size and block, where none are given and it rules.
+
+    A size that the data-parallel ranks do not divide is not taken: the run has another layout, and that is refused.
+    """
     if source is None or source.weights_only or given.checkpoint.new_logical_layout:
         return given
     stored, parallel = source.facts["logical_layout"], given.parallel
     ldp, block = parallel.logical_data_parallel_size, parallel.logical_reduce_block_size
     if ldp is None:
-        ldp = stored.get("ldp")
+        ranks, ldp = data_parallel_size(parallel, world_size), stored.get("ldp")
+        if ranks is not None and ldp is not None and ldp % ranks:
+            return given
     if block is None:
         block = stored.get("block")
     parallel = dataclasses.replace(parallel, logical_data_parallel_size=ldp, logical_reduce_block_size=block)

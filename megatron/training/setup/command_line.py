@@ -64,8 +64,8 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from error
     source = find_source(parsed.config.checkpoint)
-    given = with_stored_layout(parsed.config, source)
-    world_size = given.distributed.dry_run_world_size or launch.world_size
+    world_size = parsed.config.distributed.dry_run_world_size or launch.world_size
+    given = with_stored_layout(parsed.config, source, world_size)
     problems += without_repeats(config_problems(given, world_size), parsed.doubtful)
     problems += environment_problems(environment, given.numerics)
     problems += folder_problems(given)

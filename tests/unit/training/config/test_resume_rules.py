@@ -64,13 +64,13 @@ def problems(root: Path, *flags: str, world_size: int = 2) -> list[str]:
     words = ("--load", str(root), *flags)
     source = find_source(given(*words).checkpoint)
     assert source is not None
-    config = effective(*words, *_layout_flags(given(*words), source), world_size=world_size)
+    config = effective(*words, *_layout_flags(given(*words), source, world_size), world_size=world_size)
     require_same_model(config, source)
     return [str(p) for p in resume_problems(config, known_logical_layout(config), source)]
 
 
-def _layout_flags(config: RunConfig, source: Any) -> list[str]:
-    parallel = with_stored_layout(config, source).parallel
+def _layout_flags(config: RunConfig, source: Any, world_size: int) -> list[str]:
+    parallel = with_stored_layout(config, source, world_size).parallel
     found = {
         "--logical-data-parallel-size": parallel.logical_data_parallel_size,
         "--logical-reduce-block-size": parallel.logical_reduce_block_size,
@@ -87,10 +87,11 @@ def test_logical_size_comes_from_the_checkpoint(tmp_path: Path) -> None:
     write(tmp_path)
     config = given(*LOAD)
     source = find_source(given("--load", str(tmp_path)).checkpoint)
-    assert with_stored_layout(config, source).parallel.logical_data_parallel_size == 2
-    assert with_stored_layout(config, None) == config
+    for ranks, size in ((1, 2), (2, 2), (3, None), (4, None)):
+        assert with_stored_layout(config, source, ranks).parallel.logical_data_parallel_size == size
+    assert with_stored_layout(config, None, 2) == config
     new = given(*LOAD, "--new-logical-layout")
-    assert with_stored_layout(new, source) == new
+    assert with_stored_layout(new, source, 2) == new
     assert problems(tmp_path, world_size=1) == []
 
 
@@ -109,6 +110,15 @@ def test_another_logical_layout_names_both(tmp_path: Path, flags: tuple[str, ...
     assert len(found) == 1
     assert expected in found[0]
     assert "the checkpoint's is tp 1, etp 1, padded_vocab_size 384" in found[0]
+
+
+def test_ranks_that_do_not_divide_the_logical_size_are_another_layout(tmp_path: Path) -> None:
+    write(tmp_path)
+    (found,) = [text for text in problems(tmp_path, world_size=4) if "another logical layout" in text]
+    assert "the checkpoint's is tp 1" in found
+    assert "ldp 2, " in found
+    assert "ldp 4, " in found
+    assert "or --new-logical-layout" in found
 
 
 def test_new_logical_layout_frees_all_but_the_cuts(tmp_path: Path) -> None:
