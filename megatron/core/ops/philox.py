@@ -57,5 +57,9 @@ def box_index(shape: tuple[int, ...], box: tuple[tuple[int, int], ...], device: 
 
 
 def keep_mask(key: Key, index: torch.Tensor, drop_probability: float) -> torch.Tensor:
-    """Boolean dropout mask: True (keep) with probability ``1 - drop_probability``, by an integer comparison."""
-    return random_words(key, index)[0] >= round(drop_probability * 2.0**32)
+    """Boolean dropout mask: True (keep) with probability ``1 - drop_probability``, by an integer comparison.
+
+    Four neighbours share a block: element i takes word i mod 4 of the words of index i div 4.
+    """
+    words = torch.stack(random_words(key, index >> 2))
+    return words.gather(0, (index & 3).unsqueeze(0)).squeeze(0) >= round(drop_probability * 2.0**32)

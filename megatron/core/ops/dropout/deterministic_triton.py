@@ -9,10 +9,21 @@ import triton
 
 from megatron.core.ops.dropout.kernels.dropout import dropout_kernel
 from megatron.core.ops.dropout.reference import check
+from megatron.core.ops.launch import Config, Launch, power_of_two
 from megatron.core.ops.philox import Key
 from megatron.core.ops.registry import Guarantee, Variant
 
-BLOCK = 1024
+WIDEST = 2048
+
+
+def _rule(width: int) -> Config:
+    """2,048 elements, of several rows where they are shorter."""
+    block = max(8, power_of_two(width))
+    return {"ROWS": WIDEST // block, "BLOCK": block, "num_warps": 4}
+
+
+LAUNCH = Launch(kernel="dropout", rule=_rule, choices={"BLOCK": (512, 1024, 2048, 4096), "num_warps": (1, 2, 4, 8)})
+"""By the length of what lies in one piece, up to WIDEST."""
 
 Box = tuple[tuple[int, int], ...]
 
@@ -51,10 +62,13 @@ def _dropped(x: torch.Tensor, key: Key, shape: tuple[int, ...], box: Box, p: flo
     if not x.numel():
         return out
     (_, n1, n2, n3), (g0, g1, g2, _), start = _four_dims(shape, box)
-    dropout_kernel[(triton.cdiv(x.numel(), BLOCK),)](
+    launch = LAUNCH.config(x.device, min(n3, WIDEST))
+    rows, pieces = x.numel() // n3, triton.cdiv(n3, launch["BLOCK"])
+    dropout_kernel[(triton.cdiv(rows, launch["ROWS"]) * pieces,)](
         x_ptr=x,
         out_ptr=out,
-        numel=x.numel(),
+        rows=rows,
+        pieces=pieces,
         n1=n1,
         n2=n2,
         n3=n3,
@@ -66,8 +80,8 @@ def _dropped(x: torch.Tensor, key: Key, shape: tuple[int, ...], box: Box, p: flo
         k1=key[1],
         threshold=round(p * 2.0**32),
         scale=1.0 / (1.0 - p),
-        BLOCK=BLOCK,
-        num_warps=4,
+        ALIGNED=all(place % 4 == 0 for place in (start, g0, g1, g2)),
+        **launch,
     )
     return out
 
@@ -94,5 +108,5 @@ VARIANT = Variant(
     fn=dropout,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="Elementwise; the mask comes from integer arithmetic on global indices.",
-    sources=("megatron.core.ops.dropout.kernels.dropout",),
+    sources=("megatron.core.ops.dropout.kernels.dropout", "megatron.core.ops.launch"),
 )

@@ -11,12 +11,15 @@ KEY = (0x243F6A88, 0x85A308D3)
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """A whole tensor, a box inside a larger one, indices beyond 2^32, nothing dropped, almost all dropped, empty."""
+    """A whole tensor, boxes of a larger one with short and long rows, at multiples of 4 or not, indices beyond 2^32,
+    nothing dropped, almost all dropped, empty."""
     draw = Samples(generator, dtype, device)
     out = []
     for name, shape, box, p in (
         ("whole", (5, 3, 33), ((0, 5), (0, 3), (0, 33)), 0.1),
         ("box", (64, 8, 40), ((10, 17), (2, 5), (8, 39)), 0.5),
+        ("long-rows", (6, 5001), ((1, 4), (3, 4999)), 0.25),
+        ("multiples-of-4", (6, 8, 64), ((1, 5), (2, 7), (8, 61)), 0.25),
         ("far", (1 << 20, 1 << 16), ((1 << 19, (1 << 19) + 6), (7, 50)), 0.3),
         ("none", (4, 9), ((0, 4), (0, 9)), 0.0),
         ("most", (4, 90), ((0, 4), (0, 90)), 0.999),
