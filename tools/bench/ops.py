@@ -104,20 +104,26 @@ def runs(variant: Variant, work: Workload) -> tuple[Callable[[], tuple], Callabl
     return forward, both
 
 
-def replays_agree(variant: Variant, work: Workload, run: Callable[[], tuple]) -> bool:
-    """Whether results, gradients and arguments changed in place have the same bits in every replay."""
-    written = [t for t in work.args if isinstance(t, torch.Tensor) and t.is_floating_point() and not work.grads]
+def written_arguments(work: Workload) -> list[torch.Tensor]:
+    """The arguments that the op may change in place."""
+    return [t for t in work.args if isinstance(t, torch.Tensor) and t.is_floating_point() and not work.grads]
+
+
+def outcomes(work: Workload, run: Callable[[], tuple]) -> Iterator[list[torch.Tensor]]:
+    """Results, gradients and arguments changed in place, of replays that start from the same arguments."""
+    written = written_arguments(work)
     before = [t.clone() for t in written]
-    first: list[torch.Tensor] | None = None
     for _ in range(REPLAYS):
         for tensor, value in zip(written, before, strict=True):
             tensor.copy_(value)
-        found = [t.detach() for t in (*run(), *written) if t is not None]
-        if first is None:
-            first = [t.clone() for t in found]
-        elif not all(same_bits(a, b) for a, b in zip(first, found, strict=True)):
-            return False
-    return True
+        yield [t.detach() for t in (*run(), *written) if t is not None]
+
+
+def replays_agree(variant: Variant, work: Workload, run: Callable[[], tuple]) -> bool:
+    """Whether every replay had the same bits."""
+    replays = outcomes(work, run)
+    first = [t.clone() for t in next(replays)]
+    return all(same_bits(a, b) for found in replays for a, b in zip(first, found, strict=True))
 
 
 def measured(op: Op, variant: Variant) -> Iterator[dict[str, object]]:
