@@ -51,8 +51,14 @@ def _train(
             parallel.zero_grad_buffer()
             stage.add_exact_gradients(groups, step)
             parallel.finalize_model_grads()
-            outcome = optimizer.step(lr=0.01, weight_decay=0.1 + step, iteration=step + 1, count_zeros=True)
+            outcome = optimizer.step(
+                lr=0.01, weight_decay=0.1 + step, iteration=step + 1, count_zeros=True, digest=step == STEPS - 1
+            )
             seen[f"step {step}"] = (outcome.grad_norm.hex(), outcome.clip_factor.hex(), outcome.num_zeros)
+        assert optimizer.written is not None
+        as_written, as_read = optimizer.digests_of_step(), (optimizer.state_digests(), optimizer.local_digests())
+        for ours, theirs in zip(as_written, as_read, strict=True):
+            assert all(torch.equal(ours[kind], theirs[kind]) for kind in theirs)
         seen["params norm"] = optimizer.params_norm().hex()
         seen |= {kind: digest_hex(total) for kind, total in optimizer.state_digests().items()}
         seen["steps"] = optimizer.step_count

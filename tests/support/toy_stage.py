@@ -20,7 +20,7 @@ from megatron.core.contracts.param_spec import (
 )
 from megatron.core.contracts.parameter import ModelParameter, accumulate_grad, use_in_fp32
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
-from megatron.core.ops import adam_step, blocked_fold, digest_pieces, norm_blocks
+from megatron.core.ops import adam_pieces, blocked_fold, digest_pieces, norm_blocks
 from megatron.core.ops.registry import OpTable, build_table
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.process_groups.groups import ProcessGroups
@@ -35,7 +35,7 @@ DEFAULT_BUCKETS = DistributedDataParallelConfig()
 
 def op_table() -> OpTable:
     """The ops the engine uses, on the CPU."""
-    ops = (adam_step.OP, blocked_fold.OP, digest_pieces.OP, norm_blocks.OP)
+    ops = (adam_pieces.OP, blocked_fold.OP, digest_pieces.OP, norm_blocks.OP)
     return build_table(ops, NumericsConfig(deterministic_mode=True), torch.device("cpu"), torch.float32)
 
 

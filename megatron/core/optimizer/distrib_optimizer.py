@@ -14,8 +14,9 @@ from megatron.core.ops.registry import OpTable
 from megatron.core.optimizer.clip_grads import Measured, clip_factor, counts_here, measure, stop_not_finite
 from megatron.core.optimizer.shard_plan import plan_runs
 from megatron.core.optimizer.sharded_state import ShardedState
-from megatron.core.optimizer.state_digests import WEIGHTS, Digests, StateDigests, piece_digest
-from megatron.core.optimizer.update_rules import MAIN_PARAMS, MOMENTS, update_rule
+from megatron.core.optimizer.state_digests import WEIGHTS, Digests, StateDigests, Written, piece_digest
+from megatron.core.optimizer.state_kinds import MAIN_PARAMS, MOMENTS
+from megatron.core.optimizer.update_rules import update_rule
 from megatron.core.process_groups.collectives import sum_integers
 from megatron.core.process_groups.groups import ProcessGroups
 
@@ -75,6 +76,7 @@ class Optimizer:
         self.states = tuple(ShardedState(b, config.use_distributed_optimizer, seed, moments) for b in self.buffers)
         self._digested = (WEIGHTS, MAIN_PARAMS, *moments)
         self.step_count = 0
+        self.written: Written = None
         self._gather = gather or self._gather_weights
         self._update, self._norm_blocks = update_rule(config, ops), ops["norm_blocks"]
         self.held_digests = StateDigests(self.states, ops["digest_pieces"], lambda spec: counts_here(spec, self.groups))
@@ -103,10 +105,13 @@ class Optimizer:
             extremes=[ends for buffer in self.buffers for ends in buffer.local_extremes],
         )
 
-    def step(self, *, lr: float, weight_decay: float, iteration: int, count_zeros: bool = False) -> StepOutcome:
+    def step(
+        self, *, lr: float, weight_decay: float, iteration: int, count_zeros: bool = False, digest: bool = False
+    ) -> StepOutcome:
         """Clip by the global norm, one step of the masters, new working weights.
 
-        Call it on all ranks once the owned spans hold the final gradient.
+        Call it on all ranks once the owned spans hold the final gradient. With ``digest`` the optimizer, where
+        it can, makes the digests of what it writes as it writes: ``written``, for ``digests_of_step``.
 
         Raises:
             TrainingStoppedError: the gradient is not finite somewhere; on all ranks together, before anything changed.
@@ -116,19 +121,22 @@ class Optimizer:
             stop_not_finite(self.buffers, self.groups, iteration)
         factor = clip_factor(measured.norm, self.config.clip_grad)
         self.step_count += 1
+        written = []
         for state in self.states:
             if not state.distributed:
                 state.buffer.gather_grads()
-            for run in state.runs:
+            written.append(
                 self._update(
-                    {kind: state.view(flat, run.start, run.stop) for kind, flat in state.tensors().items()},
-                    state.buffer.grad[run.start : run.stop],
+                    state,
                     lr=lr,
-                    weight_decay=weight_decay if run.fact else 0.0,
+                    weight_decay=weight_decay,
                     clip_factor=factor,
                     step=self.step_count,
+                    digest=digest,
                 )
-            state.write_working_weights()
+            )
+        complete = [found for found in written if found is not None]
+        self.written = complete if digest and len(complete) == len(written) else None
         if self.config.use_distributed_optimizer:
             self._gather()
         return StepOutcome(grad_norm=measured.norm, clip_factor=factor, num_zeros=measured.num_zeros)
@@ -204,16 +212,21 @@ class Optimizer:
             wrong += [name for name, row in rows.items() if unequal[row]]
         return wrong
 
-    def digests(self) -> tuple[Digests, Digests]:
-        """``state_digests`` and ``local_digests``, from one reading of the state; call it on all ranks."""
-        mine, held = self.held_digests.totals()
+    def digests_of_step(self) -> tuple[Digests, Digests]:
+        """``state_digests`` and ``local_digests`` of what the last step wrote, or, where it made none, from one reading
+        of the state; call it on all ranks, before anything else changes the state."""
+        written, self.written = self.written, None
+        return self._digests(written)
+
+    def _digests(self, written: Written) -> tuple[Digests, Digests]:
+        mine, held = self.held_digests.totals(written)
         totals = sum_integers(self.groups.world, torch.stack([mine[kind] for kind in self._digested]))
         return dict(zip(self._digested, totals, strict=True)), {kind: held[kind] for kind in self._digested}
 
     def state_digests(self) -> Digests:
         """Layout-free digest (int64 ``[2]``) of working weights, masters and moments, each logical element once over
         the world; equal on all ranks and layouts. Call it on all ranks; nothing waits for the device."""
-        return self.digests()[0]
+        return self._digests(None)[0]
 
     def local_digests(self) -> Digests:
         """The same of everything this rank holds, copies included and not summed over ranks: ranks that should hold

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.core.contracts.flat_buffer import Piece, Span
@@ -31,14 +31,16 @@ def plan_runs(span: Span, fact: Callable[[Piece], Hashable]) -> tuple[Run, ...]:
     return tuple(replace(run, stop=stop) for run, stop in zip(runs, stops, strict=False))
 
 
-def split_runs(runs: Iterable[Run], longest: int) -> tuple[Run, ...]:
-    """The same runs in parts of at most ``longest`` elements (a multiple of ``SHARD_ALIGNMENT``), which bounds the
-    temporaries of whoever works on one part at a time."""
-    return tuple(
-        replace(run, start=start, stop=min(start + longest, run.stop))
-        for run in runs
-        for start in range(run.start, run.stop, longest)
-    )
+def split_by_owner(pieces: Iterable[Piece], owned: Sequence[Span]) -> Iterator[tuple[Piece, bool]]:
+    """The same pieces cut at the borders of a rank's own spans, each with whether it lies in one of them."""
+    for piece in pieces:
+        inside = [(span.start, span.stop) for span in owned if span.start < piece.stop and piece.offset < span.stop]
+        borders = {piece.offset, piece.stop}
+        borders |= {at for ends in inside for at in ends if piece.offset < at < piece.stop}
+        ordered = sorted(borders)
+        for start, stop in zip(ordered, ordered[1:], strict=False):
+            part = replace(piece, start=piece.start + start - piece.offset, length=stop - start, offset=start)
+            yield part, any(begin <= start and stop <= end for begin, end in inside)
 
 
 class StateOffsets:

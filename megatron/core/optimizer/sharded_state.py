@@ -9,18 +9,19 @@ import torch
 from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.digest.bits import same_bits
-from megatron.core.optimizer.shard_plan import Run, StateOffsets, plan_runs, split_runs
-from megatron.core.optimizer.update_rules import MAIN_PARAMS, MOMENTS
+from megatron.core.ops.adam_pieces.plan import UpdatePlan
+from megatron.core.ops.digest_pieces.table import PieceAt
+from megatron.core.optimizer.shard_plan import StateOffsets, split_by_owner
+from megatron.core.optimizer.state_kinds import MAIN_PARAMS, MOMENTS
 from megatron.core.rng.initial_values import draw_parameter
-
-_AT_ONCE = 1 << 24
 
 
 class ShardedState:
     """Flat fp32 ``main_params`` and the ``moments``, zeros at first, by name.
 
-    ``distributed`` holds the owned spans of the buffer only, otherwise all of it. Masters are drawn again from the
-    seed, so they are the exact fp32 values whose cast the working weights are.
+    ``distributed`` holds the owned spans of the buffer only, otherwise all of it. ``parts`` are the pieces that are
+    held, cut at the borders of the owned spans, each with whether it is owned; ``plan`` is where they lie. Masters are
+    drawn again from the seed, so they are the exact fp32 values whose cast the working weights are.
 
     Raises:
         ValueError: a working weight is not the cast of its draw (another seed, or weights changed since).
@@ -37,8 +38,15 @@ class ShardedState:
             name: torch.zeros(self._offsets.numel, dtype=torch.float32, device=device)
             for name in (MAIN_PARAMS, *moments)
         }
-        runs = (run for span in self.spans for run in plan_runs(span, lambda piece: piece.spec.weight_decay))
-        self.runs: tuple[Run, ...] = split_runs(runs, _AT_ONCE)
+        self.parts = tuple(split_by_owner(self.held(), buffer.owned))
+        self.plan = UpdatePlan(
+            [
+                PieceAt(name=p.spec.name, shard=p.shard, start=p.start, length=p.length, offset=self.offset_of(p))
+                for p, _ in self.parts
+            ],
+            [p.offset for p, _ in self.parts],
+            [bool(p.spec.weight_decay) for p, _ in self.parts],
+        )
         self._draw_masters(seed)
 
     @property

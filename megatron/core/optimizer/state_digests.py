@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from megatron.core.contracts.flat_buffer import FlatBuffer, Piece, Span
+from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.ops.digest_pieces.definition import layout_free_digest, words_of
 from megatron.core.ops.digest_pieces.table import PieceAt, PieceTable
+from megatron.core.optimizer.shard_plan import split_by_owner
 from megatron.core.optimizer.sharded_state import ShardedState
 
 WEIGHTS = "params"
 
 Digests = dict[str, torch.Tensor]
 """int64 ``[2]`` by kind."""
+
+Written = Sequence[torch.Tensor] | None
+"""By state, the digests ``[kinds + 1, P, 2]`` of its parts and of the working weights, as a step wrote them; ``None``:
+they have to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,14 @@ class StateDigests:
         self._weights: list[_Source] = []
         self._state: list[_Source] = []
         self._gradients: list[_Source] = []
+        self._covered: list[bool] = []
         for state in states:
             buffer = state.buffer
             whole = [piece for span in buffer.whole for piece in span.pieces]
             owned = [piece for span in buffer.owned for piece in span.pieces]
             self._weights.append(self._source(buffer, {WEIGHTS: buffer.weights}, whole, lambda piece: piece.offset))
             self._state.append(self._source(buffer, state.tensors(), state.held(), state.offset_of))
+            self._covered.append(state.spans == buffer.whole)
             self._gradients.append(self._source(buffer, {"gradient": buffer.grad}, owned, lambda piece: piece.offset))
 
     def _source(
@@ -113,46 +120,47 @@ class StateDigests:
         source.buffer.complete_weights()
         return self._op(source.table, *(words_of(flat) for flat in source.tensors.values()))
 
-    def totals(self) -> tuple[Digests, Digests]:
-        """Sums over the pieces that count, and over all that is held here, copies included; from one reading."""
+    def totals(self, written: Written = None) -> tuple[Digests, Digests]:
+        """Sums over the pieces that count, and over all that is held here, copies included; from one reading.
+
+        Of what was ``written`` by this rank nothing is read again, only weights that other ranks have written.
+        """
         counted: Digests = {}
         held: Digests = {}
-        for source in (*self._weights, *self._state):
-            for kind, of_pieces in zip(source.tensors, self._read(source), strict=True):
+        digests = (*self._of_weights(written), *self._of_state(written))
+        for source, of_source in zip((*self._weights, *self._state), digests, strict=True):
+            for kind, of_pieces in zip(source.tensors, of_source, strict=True):
                 zero = torch.zeros(2, dtype=torch.int64, device=of_pieces.device)
                 counted[kind] = counted.get(kind, zero) + (of_pieces * source.counted).sum(0)
                 held[kind] = held.get(kind, zero) + of_pieces.sum(0)
         return counted, held
 
-    def weights(self) -> tuple[list[Held], torch.Tensor]:
-        """Working weights by parameter, and their digests ``[n, 2]``."""
-        return self._listed(self._weights)
+    def _of_weights(self, written: Written) -> list[torch.Tensor]:
+        if written is None:
+            return [self._read(source) for source in self._weights]
+        weights = zip(self._weights, self._covered, written, strict=True)
+        return [here[-1:] if covered else self._read(source) for source, covered, here in weights]
 
-    def state(self) -> tuple[list[Held], torch.Tensor]:
+    def _of_state(self, written: Written) -> list[torch.Tensor]:
+        return [self._read(source) for source in self._state] if written is None else [here[:-1] for here in written]
+
+    def weights(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
+        """Working weights by parameter, and their digests ``[n, 2]``."""
+        return _listed(self._weights, self._of_weights(written))
+
+    def state(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """Masters and moments by kind and parameter, and their digests ``[n, 2]``."""
-        return self._listed(self._state)
+        return _listed(self._state, self._of_state(written))
 
     def gradients(self) -> tuple[list[Held], torch.Tensor]:
         """This rank's owned parts of the final gradient by parameter, and their digests ``[n, 2]``."""
-        return self._listed(self._gradients)
-
-    def _listed(self, sources: Sequence[_Source]) -> tuple[list[Held], torch.Tensor]:
-        listed = [source for source in sources if source.by_name]
-        nothing = torch.zeros(0, 2, dtype=torch.int64, device=sources[0].counted.device)
-        digests = [source.by_parameter(self._read(source)) for source in listed]
-        return [held for source in listed for held in source.held()], torch.cat([nothing, *digests])
+        return _listed(self._gradients, [self._read(source) for source in self._gradients])
 
 
-def split_by_owner(pieces: Iterable[Piece], owned: Sequence[Span]) -> Iterator[tuple[Piece, bool]]:
-    """The same pieces cut at the borders of a rank's own spans, each with whether it lies in one of them."""
-    for piece in pieces:
-        inside = [(span.start, span.stop) for span in owned if span.start < piece.stop and piece.offset < span.stop]
-        borders = {piece.offset, piece.stop}
-        borders |= {at for ends in inside for at in ends if piece.offset < at < piece.stop}
-        ordered = sorted(borders)
-        for start, stop in zip(ordered, ordered[1:], strict=False):
-            part = replace(piece, start=piece.start + start - piece.offset, length=stop - start, offset=start)
-            yield part, any(begin <= start and stop <= end for begin, end in inside)
+def _listed(sources: Sequence[_Source], digests: Sequence[torch.Tensor]) -> tuple[list[Held], torch.Tensor]:
+    nothing = torch.zeros(0, 2, dtype=torch.int64, device=sources[0].counted.device)
+    rows = [source.by_parameter(of) for source, of in zip(sources, digests, strict=True) if source.by_name]
+    return [held for source in sources if source.by_name for held in source.held()], torch.cat([nothing, *rows])
 
 
 def piece_digest(piece: Piece, values: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What an optimizer does with one run of a flat buffer, and which moments it keeps for it."""
+"""What an optimizer does with the state of one flat buffer, and which moments it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -11,26 +11,25 @@ from megatron.core.config.optimizer import OptimizerConfig
 from megatron.core.ops.adam_step.scalars import AdamScalars
 from megatron.core.ops.registry import OpTable
 from megatron.core.ops.sgd_step.scalars import SGDScalars
-
-MAIN_PARAMS = "main_params"
-MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "sgd": ("exp_avg",)}
-"""Names of the moments an optimizer keeps; SGD's momentum buffer goes by the name of the first."""
+from megatron.core.optimizer.sharded_state import ShardedState
+from megatron.core.optimizer.state_kinds import MAIN_PARAMS
 
 
 class UpdateRule(Protocol):
-    """One step of one optimizer on flat fp32 tensors, in place."""
+    """One step of one optimizer on all that a state holds, in place, and the working weights that follow from it."""
 
     def __call__(
         self,
-        state: Mapping[str, torch.Tensor],
-        grad: torch.Tensor,
+        state: ShardedState,
         *,
         lr: float,
         weight_decay: float,
         clip_factor: float,
         step: int,
-    ) -> None:
-        """``state`` holds masters and moments by name; ``step`` counts from 1."""
+        digest: bool,
+    ) -> torch.Tensor | None:
+        """``step`` counts from 1. With ``digest``, a rule that can returns the digests of what it wrote: int64
+        ``[kinds + 1, P, 2]`` by the state's parts, working weights last."""
         ...
 
 
@@ -38,18 +37,18 @@ class AdamW:
     """Adam with decoupled weight decay."""
 
     def __init__(self, config: OptimizerConfig, ops: OpTable) -> None:
-        self._config, self._op = config, ops["adam_step"]
+        self._config, self._op = config, ops["adam_pieces"]
 
     def __call__(
         self,
-        state: Mapping[str, torch.Tensor],
-        grad: torch.Tensor,
+        state: ShardedState,
         *,
         lr: float,
         weight_decay: float,
         clip_factor: float,
         step: int,
-    ) -> None:
+        digest: bool,
+    ) -> torch.Tensor | None:
         """As ``UpdateRule``."""
         scalars = AdamScalars(
             lr=lr,
@@ -60,7 +59,10 @@ class AdamW:
             step=step,
             clip_factor=clip_factor,
         )
-        self._op(state[MAIN_PARAMS], grad, state["exp_avg"], state["exp_avg_sq"], scalars)
+        found = self._op(
+            state.plan, *state.tensors().values(), state.buffer.grad, state.buffer.weights, scalars, digest
+        )
+        return found if digest else None
 
 
 class SGD:
@@ -71,17 +73,23 @@ class SGD:
 
     def __call__(
         self,
-        state: Mapping[str, torch.Tensor],
-        grad: torch.Tensor,
+        state: ShardedState,
         *,
         lr: float,
         weight_decay: float,
         clip_factor: float,
         step: int,
-    ) -> None:
-        """As ``UpdateRule``."""
-        scalars = SGDScalars(lr=lr, momentum=self._momentum, weight_decay=weight_decay, clip_factor=clip_factor)
-        self._op(state[MAIN_PARAMS], grad, state["exp_avg"], scalars)
+        digest: bool,
+    ) -> torch.Tensor | None:
+        """As ``UpdateRule``; never returns digests."""
+        decaying = SGDScalars(lr=lr, momentum=self._momentum, weight_decay=weight_decay, clip_factor=clip_factor)
+        plain, tensors = replace(decaying, weight_decay=0.0), state.tensors()
+        for run in state.plan.runs:
+            here = slice(run.state, run.state + run.length)
+            grad = state.buffer.grad[run.buffer : run.buffer + run.length]
+            self._op(tensors[MAIN_PARAMS][here], grad, tensors["exp_avg"][here], decaying if run.decays else plain)
+        state.write_working_weights()
+        return None
 
 
 def update_rule(config: OptimizerConfig, ops: OpTable) -> UpdateRule:

@@ -15,7 +15,7 @@ from megatron.core.models.hybrid.hybrid_layer_allocation import LAYER_SYMBOLS
 from megatron.core.models.hybrid.hybrid_model import HybridChunk, build_hybrid_chunks
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import build_table
-from megatron.core.optimizer.update_rules import MOMENTS
+from megatron.core.optimizer.state_kinds import MOMENTS
 from megatron.core.process_groups.groups import plan_process_groups
 from megatron.core.process_groups.ordered_reduce import OrderedSums
 from megatron.core.tensor_parallel.context import ModelContext

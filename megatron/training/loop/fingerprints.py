@@ -126,6 +126,12 @@ class Fingerprints:
         self._writer = AgreedWriter(run.groups.world, folder, rank=run.launch.rank, interval=interval)
         self._waiting: _Waiting | None = None
 
+    def wants_digests(self, iteration: int) -> bool:
+        """Whether the line of this step has digests that the step can make while it writes the state. On a CPU they
+        are read afterwards: nothing is gained there."""
+        on_gpu = self._run.groups.device.type == "cuda"
+        return on_gpu and self._state and self._writer.wants(iteration)
+
     def on_step(self, step: StepMetrics, reader: BatchReader) -> None:
         """After a step, on every rank.
 
@@ -141,7 +147,7 @@ class Fingerprints:
             self._writer.write(numbers, numbers)
             return
         groups = self._run.groups
-        whole, own = self._run.step.optimizer.digests()
+        whole, own = self._run.step.optimizer.digests_of_step()
         data = sum_integers(groups.dp, digest.to(groups.device))
         digests, arrived = _to_host(torch.stack([*whole.values(), *own.values(), data]))
         self._waiting = _Waiting(

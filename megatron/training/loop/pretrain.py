@@ -86,7 +86,8 @@ def _train(
         _evaluate(run, valid, observers, position)
     for iteration in _iterations(training, position):
         with profiler.step(iteration):
-            step = run.step.run(reader, iteration, position.consumed_train_samples)
+            digest = fingerprints is not None and fingerprints.wants_digests(iteration)
+            step = run.step.run(reader, iteration, position.consumed_train_samples, digest=digest)
         if fingerprints is not None:
             fingerprints.on_step(step, reader)
         for observer in observers:

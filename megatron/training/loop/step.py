@@ -71,8 +71,9 @@ class TrainStep:
         self.schedule = self.schedule if schedule is None else schedule
         self.schedule_start = start
 
-    def run(self, reader: BatchReader, iteration: int, consumed_samples: int) -> StepMetrics:
-        """Step ``iteration`` (1-based) on the samples from ``consumed_samples`` on.
+    def run(self, reader: BatchReader, iteration: int, consumed_samples: int, *, digest: bool = False) -> StepMetrics:
+        """Step ``iteration`` (1-based) on the samples from ``consumed_samples`` on; ``digest`` as in the optimizer's
+        step.
 
         Raises:
             TrainingStoppedError: a loss or gradient is not finite; on every rank, before anything was updated. Or
@@ -90,7 +91,9 @@ class TrainStep:
         losses = compute() if self.replay is None else self.replay.run(compute, iteration)
         progress = consumed_samples - self.schedule_start
         lr, decay = learning_rate(self.schedule, progress), weight_decay(self.schedule, progress)
-        outcome = self.optimizer.step(lr=lr, weight_decay=decay, iteration=iteration, count_zeros=shape.count_zeros)
+        outcome = self.optimizer.step(
+            lr=lr, weight_decay=decay, iteration=iteration, count_zeros=shape.count_zeros, digest=digest
+        )
         return StepMetrics(
             iteration=iteration,
             consumed_samples=after,

@@ -6,6 +6,7 @@ A run without --trace-dir has no ``Tracing`` and no probe anywhere.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from megatron.core.config.errors import ConfigError
 from megatron.core.contracts.stage import Stage
 from megatron.core.ops.registry import OpTable
-from megatron.core.optimizer.state_digests import WEIGHTS, Held
+from megatron.core.optimizer.state_digests import WEIGHTS, Held, Written
 from megatron.core.process_groups.collectives import barrier
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.core.process_groups.ordered_reduce import FloatSums
@@ -154,14 +155,14 @@ class TracedStep:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._step, name)
 
-    def run(self, reader: BatchReader, iteration: int, consumed_samples: int) -> StepMetrics:
+    def run(self, reader: BatchReader, iteration: int, consumed_samples: int, *, digest: bool = False) -> StepMetrics:
         """As ``TrainStep.run``."""
         self._iteration = iteration
         with self._tracing.recording(iteration) as recorded:
             if recorded:
                 self._recorder.segment("state", iteration)
                 self._show_before()
-            return self._step.run(reader, iteration, consumed_samples)
+            return self._step.run(reader, iteration, consumed_samples, digest=digest)
 
     def _show_before(self) -> None:
         """What the step starts from: working weights and, unless they were shown as what the step before left, masters
@@ -170,9 +171,9 @@ class TracedStep:
         if self._left != self._iteration - 1:
             self._show(*self._noted(self._step.optimizer.held_digests.state), "before")
 
-    def _show_weights(self, at: str) -> None:
+    def _show_weights(self, at: str, written: Written = None) -> None:
         recorder = self._recorder
-        self._show(*self._noted(self._step.optimizer.held_digests.weights), at)
+        self._show(*self._noted(functools.partial(self._step.optimizer.held_digests.weights, written)), at)
         for chunk in self._chunks:
             for router in chunk.balanced_routers():
                 outs = recorder.note(router.expert_bias_E, "expert_bias")
@@ -206,12 +207,15 @@ class TracedStep:
     def _optimize(self, take_step: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._recorder.active:
             return take_step(*args, **kwargs)
-        text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+        text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items() if key != "digest")
+        # On a GPU the step makes the digests of what it writes; reading all of it again would cost more.
+        kwargs["digest"] = self._step.groups.device.type == "cuda"
         result = take_step(*args, **kwargs)
-        held, notes = self._noted(self._step.optimizer.held_digests.state)
+        written = self._step.optimizer.written
+        held, notes = self._noted(functools.partial(self._step.optimizer.held_digests.state, written))
         ins = self._gradients
         self._recorder.event("stage", "optimizer_step", ins=ins, outs=notes, scope="optimizer", args=text)
-        self._show_weights("after")
+        self._show_weights("after", written)
         self._show(held, notes, "after")
         self._left = self._iteration
         return result

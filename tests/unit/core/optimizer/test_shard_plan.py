@@ -6,7 +6,7 @@ import pytest
 
 from megatron.core.contracts.param_spec import SHARD_ALIGNMENT
 from megatron.core.distributed.bucket_plan import plan_buffers, plan_spans
-from megatron.core.optimizer.shard_plan import Run, StateOffsets, plan_runs, split_runs
+from megatron.core.optimizer.shard_plan import StateOffsets, plan_runs
 from tests.support.ranks import groups_for_test
 from tests.support.toy_stage import DEFAULT_BUCKETS, stage_specs
 
@@ -24,15 +24,6 @@ def test_runs_cover_pieces_and_agree_with_them(dp: int) -> None:
                     assert piece.stop <= run.stop
                     assert run.fact == piece.spec.weight_decay
                 assert bool(runs) == bool(span.pieces)
-
-
-def test_split_runs_cover_the_same_elements() -> None:
-    runs = [Run(start=1024, stop=5120, fact=True), Run(start=5120, stop=6144, fact=False)]
-    assert [(r.start, r.stop, r.fact) for r in split_runs(runs, 3072)] == [
-        (1024, 4096, True),
-        (4096, 5120, True),
-        (5120, 6144, False),
-    ]
 
 
 def test_state_lies_span_after_span() -> None:

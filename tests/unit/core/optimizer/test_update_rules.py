@@ -12,7 +12,7 @@ from megatron.core.distributed.distributed_data_parallel import DistributedDataP
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import build_table
 from megatron.core.optimizer.distrib_optimizer import Optimizer
-from megatron.core.optimizer.update_rules import MOMENTS
+from megatron.core.optimizer.state_kinds import MOMENTS
 from tests.support.ranks import groups_for_test, ordered_sums
 from tests.support.toy_stage import DEFAULT_BUCKETS, SEED, SpecStage, stage_specs, toy_layout
 
