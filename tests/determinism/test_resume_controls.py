@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.determinism.checkpoint import diff_checkpoints
 from megatron.training.checkpoint import checkpointer, restore
 from megatron.training.checkpoint.position import Position
+from megatron.training.checkpoint.restore import Start
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, differing_fields, rank_file, read_lines
 from tests.support.legs import run_legs
 
@@ -47,6 +49,8 @@ def leave_out(component: str) -> None:
         Optimizer.weights_unlike_masters = lambda self: []
     elif component == "generators":
         checkpointer.put_back_generators = lambda start: None
+    elif component == "generators of other ranks":
+        checkpointer.put_back_generators = functools.partial(_put_back_of_first, checkpointer.put_back_generators)
     elif component == "valid":
         _change_start(lambda start: replace(start, position=replace(start.position, consumed_valid_samples=0)))
     elif component == "schedule":
@@ -55,6 +59,13 @@ def leave_out(component: str) -> None:
         _change_start(lambda start: replace(start, position=_rewound(start.position), schedule_start=-16))
     elif component == "iteration":
         _change_start(lambda start: replace(start, position=replace(start.position, iteration=MIDDLE + 1)))
+
+
+def _put_back_of_first(put_back: Callable, start: Start) -> None:
+    """One copy for everybody, as if generators were replicas."""
+    states = [start.generators]
+    dist.broadcast_object_list(states, src=0)
+    put_back(replace(start, generators=states[0]))
 
 
 def _rewound(position: Position) -> Position:
@@ -136,3 +147,20 @@ def test_validation_position_shows_in_the_checkpoint(straight: Path, tmp_path: P
     outcome = diff_checkpoints(straight / "checkpoints", resumed_with(straight, tmp_path, "valid") / "checkpoints")
     assert outcome.exit == 1
     assert list(outcome.facts["differences"]) == ["consumed_valid_samples"]
+
+
+def test_generators_of_another_rank_show_on_the_rank_that_got_them(tmp_path: Path) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    words = f"{WORDS} --save-interval {MIDDLE}"
+    for folder, more, before in (
+        (straight, "", None),
+        (
+            resumed,
+            f"--load {straight}/checkpoints --ckpt-step {MIDDLE}",
+            functools.partial(leave_out, "generators of other ranks"),
+        ),
+    ):
+        places = f"--save {folder}/checkpoints --fingerprint-dir {folder}/fingerprint"
+        assert [rank.code for rank in run_legs(2, f"{words} {places} {more}", before)] == [0, 0]
+    assert differing(straight, resumed, rank_file(0)) == set()
+    assert differing(straight, resumed, rank_file(1)) == {"rng"}

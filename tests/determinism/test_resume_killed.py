@@ -1,10 +1,14 @@
-"""Killed in the middle of a save, again and again: each restart finds the newest complete checkpoint and goes on."""
+"""Killed in the middle of a save, again and again: each restart finds the newest complete checkpoint and goes on.
+
+Ranks write their shares as several files side by side, as they do with much to write.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,7 @@ import pytest
 import torch.distributed as dist
 
 from megatron.core.dist_checkpointing import folder, save, writer
-from megatron.core.dist_checkpointing.folder import complete_iterations, newest_iteration
+from megatron.core.dist_checkpointing.folder import complete_iterations, iteration_folder, newest_iteration
 from megatron.determinism.checkpoint import diff_checkpoints, verify_checkpoint
 from megatron.determinism.compare import compare
 from megatron.training.checkpoint import checkpointer
@@ -45,6 +49,7 @@ MOMENTS = (
     Moment("in the middle, all ranks", writer.HashingFile, "write", rank=-1, nth=120),
     Moment("file complete, not synced, rank 0", writer.HashingFile, "finish"),
     Moment("file complete, not synced, rank 1", writer.HashingFile, "finish", rank=1),
+    Moment("most files complete, rank 1", writer.HashingFile, "finish", rank=1, nth=4),
     Moment("DCP metadata", writer, "write_synced"),
     Moment("digests are gathered, rank 1", save.CheckpointGroup, "gather", rank=1, nth=3),
     Moment("everything but metadata.json", save, "commit"),
@@ -62,6 +67,7 @@ MOMENTS = (
 # Legs in fresh processes: seconds where nothing else runs, minutes where much does.
 pytestmark = pytest.mark.timeout(600)
 SOME = MOMENTS[1::4]
+FILE_BYTES = 1 << 14
 WORDS = "--bf16 --use-distributed-optimizer --train-iters 60 --eval-iters 0 --save-interval 1"
 
 
@@ -69,9 +75,10 @@ def plant(name: str) -> None:
     """In a rank's process: be killed at the moment of that name."""
     (moment,) = [moment for moment in MOMENTS if moment.name == name]
     rank = dist.get_rank()
+    writer.FILE_BYTES = FILE_BYTES
     if moment.rank not in (-1, rank):
         return
-    state = {"saves": 0, "calls": 0}
+    state, lock = {"saves": 0, "calls": 0}, threading.Lock()
     saving = checkpointer.save_checkpoint
 
     def counting_saves(*args: Any) -> None:
@@ -83,8 +90,8 @@ def plant(name: str) -> None:
     armed = 1 if moment.function == "save_checkpoint" else 2
 
     def dying(*args: Any, **kwargs: Any) -> Any:
-        if state["saves"] >= armed:
-            state["calls"] += 1
+        with lock:
+            state["calls"] += state["saves"] >= armed
             if state["calls"] == moment.nth:
                 os.kill(os.getpid(), signal.SIGKILL)
         return original(*args, **kwargs)
@@ -114,6 +121,8 @@ def kill_and_go_on(root: Path, moments: tuple[Moment, ...], *, asynchronous: Cal
         assert newest in expected, f"{moment.name}: the marker says {newest}, not {expected}"
         assert newest in complete_iterations(killed / "checkpoints"), moment.name
         assert verify_checkpoint(killed / "checkpoints").exit == 0, moment.name
+        for rank in range(2):
+            assert len([*iteration_folder(killed / "checkpoints", newest).glob(f"__{rank}_*")]) >= 4, moment.name
         before = newest
     out = finished(2, words)
     assert f"at iteration {before}" in out

@@ -52,8 +52,13 @@ _CPU = torch.device("cpu")
 
 
 def leg_flags(words: str) -> list[str]:
-    """The whole command line of a leg: the given flags, and those of the small recipe that they do not set."""
-    flags = shlex.split(SMALL) + shlex.split(words)
+    """The whole command line of a leg: the given flags, and those of the small recipe that they do not set.
+
+    ``!--name`` is no flag: the recipe's ``--name`` and its values are left out.
+    """
+    given = shlex.split(words)
+    flags = _without(shlex.split(SMALL), {word[1:] for word in given if word.startswith("!")})
+    flags += [word for word in given if not word.startswith("!")]
     if "--hybrid-layer-pattern" not in flags:
         flags += ["--hybrid-layer-pattern", "M*|E-" if "--pipeline-model-parallel-size" in flags else "M*E-"]
     for name in ("--hidden-dropout", "--attention-dropout"):
@@ -61,16 +66,34 @@ def leg_flags(words: str) -> list[str]:
     return flags
 
 
+def _without(flags: list[str], names: set[str]) -> list[str]:
+    kept, skipping = [], False
+    for word in flags:
+        skipping = word in names if word.startswith("--") else skipping
+        kept += [] if skipping else [word]
+    return kept
+
+
 @functools.cache
-def _data() -> tuple[tempfile.TemporaryDirectory[str], str]:
-    """A data set of 30 documents of one sample each, made once, and its folder, which goes with this process."""
-    folder = tempfile.TemporaryDirectory()
-    return folder, write_self_data(Path(folder.name), [17] * 30, vocab_size=512).prefix
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Goes with this process."""
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def _data(name: str, documents: int) -> str:
+    """A data set of one sample a document, made once."""
+    return write_self_data(Path(_folder().name), [17] * documents, name=name, vocab_size=512).prefix
+
+
+def blended() -> str:
+    """The flags of two small data sets in unequal shares, each begun again several times within 32 samples."""
+    return f"--data-path 0.7 {_data('most', 15)} 0.3 {_data('some', 6)} --split 2,1,0"
 
 
 def with_data(words: str) -> str:
     """The flags of a leg with those of the small data set, where they name no other."""
-    return words if "--data-path" in words else f"{words} --data-path {_data()[1]} --split 2,1,0"
+    return words if "--data-path" in words else f"{words} --data-path {_data('self', 30)} --split 2,1,0"
 
 
 @dataclass(frozen=True, kw_only=True)
