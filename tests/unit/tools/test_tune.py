@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from megatron.core.ops.launch import Launch
 from megatron.core.ops.launch_table import table_of
-from tools.bench.tune import Asked, Found, Trial, climb, line, write_rows
+from tools.bench import tune
+from tools.bench.shapes import Workload
+from tools.bench.tune import Asked, Found, Trial, climb, line, trial_of, write_rows
 
 PRESENT = {"BLOCK": 2, "ROWS": 1, "num_warps": 4}
 LAUNCH = Launch(
@@ -93,6 +96,29 @@ def test_the_rows_that_are_asked_for_are_noted():
     assert table.get(("a", "", (1,))) == {"BLOCK": 1}
     assert table.get(("b", "", (1,))) is None
     assert table.keys_asked == [("a", "", (1,)), ("b", "", (1,))]
+
+
+def test_a_trial_runs_with_the_row_and_leaves_the_table_as_it_was(monkeypatch):
+    monkeypatch.setattr(tune, "median_ms", lambda run: float(run()[0]))
+    key, total = ("planted", "H200", ()), torch.zeros(3)
+    table = Asked({})
+
+    def run() -> tuple:
+        block = (table.get(key) or PRESENT)["BLOCK"]
+        if block == 4:
+            raise RuntimeError("out of registers")
+        total.add_(1.0)
+        return (torch.full((1,), float(block)),)
+
+    trial = trial_of(table, key, Workload(label="planted", args=(total,)), run)
+    assert trial(PRESENT) == Trial(2.0)
+    assert total.tolist() == [2.0] * 3, "each replay starts from the same arguments; one more run is timed"
+    assert trial({**PRESENT, "BLOCK": 1}) == Trial(1.0, same=False)
+    assert trial({**PRESENT, "BLOCK": 4}) is None
+    assert dict(table) == {}
+    table[key] = PRESENT
+    assert trial({**PRESENT, "num_warps": 8}) == Trial(2.0)
+    assert table[key] == PRESENT
 
 
 def test_report_names_what_changed():
