@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +77,7 @@ def read_plain(path: Path, size: int) -> None:
             pass
 
 
-def plain_seconds(work, paths: list[Path], sizes: list[int]) -> float:
+def plain_seconds(work: Callable[[Path, int], None], paths: list[Path], sizes: list[int]) -> float:
     """Time of one process per file, all at once, the start of the processes not counted."""
     context = multiprocessing.get_context("fork")
     ready = context.Barrier(len(paths) + 1)
