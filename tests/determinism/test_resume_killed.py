@@ -64,6 +64,14 @@ MOMENTS = (
     Moment("all done, rank 1", save.CheckpointGroup, "failures", rank=1, nth=2, complete=None),
 )
 
+# While an iteration that is there already is saved again, into the same folder.
+AGAIN = (
+    Moment("the old one is moved aside", Path, "rename"),
+    Moment("the new one moves into its place", Path, "rename", nth=2),
+    Moment("marker moves to where it was", Path, "replace"),
+    Moment("the old one is removed", folder, "_remove", nth=3),
+)
+
 # Legs in fresh processes: seconds where nothing else runs, minutes where much does.
 pytestmark = pytest.mark.timeout(600)
 SOME = MOMENTS[1::4]
@@ -71,9 +79,9 @@ FILE_BYTES = 1 << 14
 WORDS = "--bf16 --use-distributed-optimizer --train-iters 60 --eval-iters 0 --save-interval 1"
 
 
-def plant(name: str) -> None:
-    """In a rank's process: be killed at the moment of that name."""
-    (moment,) = [moment for moment in MOMENTS if moment.name == name]
+def plant(name: str, save_number: int = 2) -> None:
+    """In a rank's process: be killed at the moment of that name, in that save of the leg."""
+    (moment,) = [moment for moment in (*MOMENTS, *AGAIN) if moment.name == name]
     rank = dist.get_rank()
     writer.FILE_BYTES = FILE_BYTES
     if moment.rank not in (-1, rank):
@@ -87,7 +95,7 @@ def plant(name: str) -> None:
 
     checkpointer.save_checkpoint = counting_saves
     original = getattr(moment.owner, moment.function)
-    armed = 1 if moment.function == "save_checkpoint" else 2
+    armed = save_number - (moment.function == "save_checkpoint")
 
     def dying(*args: Any, **kwargs: Any) -> Any:
         with lock:
@@ -142,3 +150,19 @@ def test_killed_saves_lose_nothing(tmp_path: Path) -> None:
 def test_every_moment(tmp_path: Path, saving: str) -> None:
     assert len(MOMENTS) >= 20
     kill_and_go_on(tmp_path, MOMENTS, asynchronous=lambda _: saving == "async")
+
+
+@pytest.mark.slow
+def test_killed_while_an_iteration_is_saved_again(tmp_path: Path) -> None:
+    """Going on from an older checkpoint comes past the newest one once more: one of the two stays at any moment."""
+    root = tmp_path / "checkpoints"
+    words = f"{WORDS} --save {root} --fingerprint-dir {tmp_path}/fingerprint"
+    finished(2, f"{words} --exit-interval 3")
+    for moment in AGAIN:
+        with pytest.raises(AssertionError, match=r"died without a word|Connection|reset by peer|closed"):
+            run_legs(2, f"{words} --load {root} --ckpt-step 2", functools.partial(plant, moment.name, 1))
+        assert newest_iteration(root) == 3, moment.name
+        assert complete_iterations(root) == [1, 2, 3], moment.name
+        assert verify_checkpoint(root).exit == 0, moment.name
+        out = finished(2, f"{WORDS} --load {root} --exit-interval 4 --fingerprint-dir {tmp_path}/{moment.nth}")
+        assert "at iteration 3" in out, moment.name
