@@ -14,8 +14,10 @@ from megatron.core.ops.digest_pieces.kernels.digest_pieces import store_pair, we
 def bits_of(values):
     """The bits of fp32 or bf16 numbers as signed integers."""
     if values.dtype == tl.float32:
-        return values.to(tl.int32, bitcast=True)
-    return values.to(tl.int16, bitcast=True)
+        bits = values.to(tl.int32, bitcast=True)
+    else:
+        bits = values.to(tl.int16, bitcast=True)
+    return bits
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
