@@ -35,8 +35,8 @@ RECIPE = """
     --moe-aux-loss-coeff 1e-4 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --normalization RMSNorm
     --squared-relu --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type none
     --attention-dropout 0 --hidden-dropout 0 --bf16 --use-distributed-optimizer --deterministic-mode
-    --micro-batch-size 1 --global-batch-size 2 --lr 1e-3 --lr-decay-style constant --lr-decay-iters 10 --eval-iters 0 --log-interval 1
-    --mock-data --tokenizer-type NullTokenizer --vocab-size 65535
+    --micro-batch-size 1 --global-batch-size 2 --lr 1e-3 --lr-decay-style constant --lr-decay-iters 10
+    --eval-iters 0 --log-interval 1 --mock-data --tokenizer-type NullTokenizer --vocab-size 65535
 """
 SAVED = re.compile(r"successfully saved checkpoint from iteration\s+(\d+) .* in ([0-9.]+) s")
 STALLED = re.compile(r"training went on after (\d+) ms \((\d+) ms for the save before\)")
