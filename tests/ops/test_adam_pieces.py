@@ -44,8 +44,8 @@ def agrees(fn, dtype: torch.dtype, device: str) -> str:
     """What is wrong with a step of ``fn`` at odd offsets: values further from the reference's than roots may
     be, or digests that are not those of the values. Nothing if all is well."""
     want, got = _operands(dtype, device), _operands(dtype, device)
-    adam_pieces(SHIFTED, *want, SCALARS, False)
-    digests = fn(SHIFTED, *got, SCALARS, True)
+    adam_pieces(SHIFTED, *want, scalars=SCALARS, digest=False)
+    digests = fn(SHIFTED, *got, scalars=SCALARS, digest=True)
     wrong = [i for i, (a, b) in enumerate(zip(want, got, strict=True)) if not _close(a, b)]
     of_state = digest_pieces(SHIFTED.table, *(words_of(flat) for flat in got[:3]))
     of_weights = digest_pieces(SHIFTED.weights, words_of(got[4]))
@@ -88,15 +88,15 @@ def test_the_kernel_agrees_where_it_is_interpreted() -> None:
 
 def test_digests_are_those_of_what_was_written() -> None:
     values = _operands(torch.bfloat16, "cpu")
-    found = adam_pieces(SHIFTED, *values, SCALARS, True)
+    found = adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=True)
     assert torch.equal(found[:3], digest_pieces(SHIFTED.table, *(words_of(flat) for flat in values[:3])))
     assert torch.equal(found[3:], digest_pieces(SHIFTED.weights, words_of(values[4])))
-    assert adam_pieces(SHIFTED, *values, SCALARS, False).shape == (0, len(PIECES), 2)
+    assert adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=False).shape == (0, len(PIECES), 2)
 
 
 def test_a_piece_is_stepped_as_if_it_were_alone() -> None:
     values, alone = _operands(torch.float32, "cpu"), _operands(torch.float32, "cpu")
-    adam_pieces(SHIFTED, *values, SCALARS, False)
+    adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=False)
     piece, at = PIECES[0], SHIFTED.buffer[0]
     cut = [flat[piece.offset : piece.offset + piece.length] for flat in alone[:3]]
     adam.adam_step(cut[0], alone[3][at : at + piece.length], cut[1], cut[2], SCALARS)

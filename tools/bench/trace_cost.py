@@ -106,7 +106,7 @@ def fingerprint_costs(flags: list[str], folder: Path) -> dict[str, dict[str, flo
         for level, times in taken.items():
             times.append(trainer.block(BLOCK["none"], fingerprints=writers.get(level)))
     found = {level: cost(taken["none"], taken[level]) for level in writers}
-    alone = alone_s(run.step.optimizer.digests, trainer)
+    alone = alone_s(run.step.optimizer.state_digests, trainer)
     found["state"] |= {"digests_s": alone, "parameters": float(parameters(run))}
     for writer in writers.values():
         writer.close()

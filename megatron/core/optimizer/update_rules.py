@@ -60,7 +60,12 @@ class AdamW:
             clip_factor=clip_factor,
         )
         found = self._op(
-            state.plan, *state.tensors().values(), state.buffer.grad, state.buffer.weights, scalars, digest
+            state.plan,
+            *state.tensors().values(),
+            state.buffer.grad,
+            state.buffer.weights,
+            scalars=scalars,
+            digest=digest,
         )
         return found if digest else None
 

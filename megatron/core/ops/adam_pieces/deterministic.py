@@ -18,11 +18,14 @@ def adam_pieces(
     exp_avg_sq: torch.Tensor,
     grad: torch.Tensor,
     weights: torch.Tensor,
+    *,
     scalars: AdamScalars,
     digest: bool,
 ) -> torch.Tensor:
     """See the reference; the bits are the same because every operation is elementwise."""
-    return step_by_runs(adam.adam_step, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars, digest)
+    return step_by_runs(
+        adam.adam_step, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest
+    )
 
 
 VARIANT = Variant(

@@ -23,6 +23,7 @@ def adam_pieces(
     exp_avg_sq: torch.Tensor,
     grad: torch.Tensor,
     weights: torch.Tensor,
+    *,
     scalars: AdamScalars,
     digest: bool,
 ) -> torch.Tensor:

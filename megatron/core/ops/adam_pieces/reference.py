@@ -25,6 +25,7 @@ def adam_pieces(
     exp_avg_sq: torch.Tensor,
     grad: torch.Tensor,
     weights: torch.Tensor,
+    *,
     scalars: AdamScalars,
     digest: bool,
 ) -> torch.Tensor:
@@ -32,7 +33,9 @@ def adam_pieces(
 
     Returns the digests of the plan's pieces of masters, moments and weights, int64 ``[4, P, 2]``, or ``[0, P, 2]``.
     """
-    return step_by_runs(adam.adam_step, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars, digest)
+    return step_by_runs(
+        adam.adam_step, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest
+    )
 
 
 def step_by_runs(
@@ -41,6 +44,7 @@ def step_by_runs(
     state: State,
     grad: torch.Tensor,
     weights: torch.Tensor,
+    *,
     scalars: AdamScalars,
     digest: bool,
 ) -> torch.Tensor:

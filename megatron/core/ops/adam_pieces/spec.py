@@ -39,7 +39,12 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
     plan = UpdatePlan(PIECES, [piece.offset for piece in PIECES], DECAYS)
     size = TILE + 4097
     return [
-        Case(name=name, args=(which, *operands(generator, dtype, device, which, sizes), SCALARS, False), writes=WRITES)
+        Case(
+            name=name,
+            args=(which, *operands(generator, dtype, device, which, sizes)),
+            kwargs={"scalars": SCALARS, "digest": False},
+            writes=WRITES,
+        )
         for name, which, sizes in (("pieces", plan, (size, size)), ("empty", UpdatePlan([], [], []), (0, 0)))
     ]
 
@@ -69,7 +74,7 @@ def _cut(args: list, start: int, stop: int) -> list:
 
 SPEC = OpSpec(
     name="adam_pieces",
-    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, scalars, digest): adam_step on every piece, "
+    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, *, scalars, digest): adam_step on each piece, "
     "weights = masters rounded once; -> the pieces' digests int64 [4, P, 2] (digest_pieces/definition.py), if asked.",
     order="Elementwise: separate fp32 products and sums, no fused multiply-add; digests are wrapping integer sums.",
     cases=cases,
