@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.compare import compare
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.reproduce import choices, write_reproducer
@@ -18,6 +19,7 @@ from megatron.determinism.trace_compare import compare_folders, describe_place
 from megatron.determinism.trace_verdict import Verdict
 from megatron.determinism.validate import write_commands
 from megatron.determinism.verify import run_leg
+from megatron.training.observe.fingerprint import RANK_FILES, differing_fields, read_lines
 
 OWN_FLAGS = ("--fingerprint-dir", "--trace-dir", "--trace-level", "--trace-iterations", "--trace-ranks", "--trace-dump")
 
@@ -58,8 +60,10 @@ class _Search:
         return legs
 
     def fingerprints(self, legs: tuple[Path, Path]) -> Outcome:
-        """What the fingerprints of a pair say."""
-        return compare(legs[0] / "fingerprint", legs[1] / "fingerprint", force=self.force)
+        """What the fingerprints of a pair say; where the layout-free ones agree, those of each rank's own state."""
+        folders = legs[0] / "fingerprint", legs[1] / "fingerprint"
+        outcome = compare(*folders, force=self.force)
+        return outcome if outcome.exit != Exit.SAME else _of_ranks(*folders) or outcome
 
     def traces(self, legs: tuple[Path, Path]) -> tuple[Outcome, Verdict | None]:
         """What the traces of a pair say."""
@@ -95,6 +99,34 @@ def bisect(launch: Sequence[str], folder: Path, *, against: Sequence[str] | None
         return _narrow(search, metrics)
     except _LegFailedError as error:
         return error.outcome
+
+
+def _of_ranks(left: Path, right: Path) -> Outcome | None:
+    """The first difference in the files of the ranks, such as a copy that drifts on one of them; ``None`` where there
+    is none, or the runs have different ranks."""
+    names = [sorted(path.name for path in folder.glob(RANK_FILES)) for folder in (left, right)]
+    if names[0] != names[1]:
+        return None
+    found: list[tuple[int, str, dict[str, Any]]] = []
+    try:
+        for name in names[0]:
+            mine, theirs = read_lines(left / name), read_lines(right / name)
+            for iteration in sorted(mine.keys() & theirs.keys()):
+                fields = differing_fields(mine[iteration], theirs[iteration])
+                if fields:
+                    found.append((iteration, name.removesuffix(".jsonl"), fields))
+                    break
+    except DamagedInputError as error:
+        return Outcome(exit=Exit.DAMAGED, verdict=f"damaged or missing: {error}")
+    if not found:
+        return None
+    iteration, rank, fields = min(found, key=lambda first: first[:2])
+    named = {f"{field} of {rank}": {"a": a, "b": b} for field, (a, b) in fields.items()}
+    return Outcome(
+        exit=Exit.DIFFERENT,
+        verdict=f"different: first at iteration {iteration}, in {', '.join(named)}",
+        facts={"first_difference": {"iteration": iteration, "fields": named}},
+    )
 
 
 def _narrow(search: _Search, metrics: Outcome) -> Outcome:

@@ -201,10 +201,13 @@ def other_path(strikes: bool, rank: int) -> Iterator[None]:
     """An exchange between more than one rank arrives with another bit."""
     original = dist.all_to_all_single
 
-    def all_to_all_single(out: torch.Tensor, *args: object, **kwargs: object) -> None:
-        original(out, *args, **kwargs)
+    def all_to_all_single(out: torch.Tensor, *args: object, **kwargs: object) -> dist.Work | None:
+        work = original(out, *args, **kwargs)
         if strikes and "output_split_sizes" in kwargs and out.numel():
+            if work is not None:
+                work.wait()
             out.numpy()[0] ^= 1
+        return work
 
     with mock.patch.object(dist, "all_to_all_single", all_to_all_single):
         yield

@@ -13,7 +13,7 @@ from megatron.determinism.report import Exit
 
 # Writes what a run of one rank would: fingerprints, and a trace where one is asked for. Leg B differs in iteration 2.
 LEG = """
-import argparse, dataclasses, sys
+import argparse, dataclasses, json, sys
 from pathlib import Path
 from megatron.core.trace.format import dump_folder
 from tests.support.fingerprints import record, write_folder
@@ -34,7 +34,12 @@ if o.kind == "fails" and leg == "module_b":
 def digest(i):
     return f"{i + (100 if wrong and i > 1 else 0):032x}"
 
-write_folder(Path(o.fingerprint_dir), [record(i, params=digest(i)) for i in range(1, o.exit_interval + 1)])
+span = range(1, o.exit_interval + 1)
+shared = [record(i, params=f"{i:032x}" if o.kind == "drifts" else digest(i)) for i in span]
+write_folder(Path(o.fingerprint_dir), shared)
+if o.kind == "drifts":
+    own = (json.dumps(record(i, params=digest(i)).line()) for i in span)
+    (Path(o.fingerprint_dir) / "rank_00000.jsonl").write_text("\\n".join(own) + "\\n")
 if o.trace_dir:
     first, _, stop = o.trace_iterations.partition(":")
     window = int(first), int(stop or first)
@@ -83,6 +88,14 @@ def test_operation_is_named_and_reproduced(tmp_path: Path):
     assert done.returncode == 1, done.stderr
     assert "inputs of the two runs are the same" in done.stdout
     assert done.stdout.count("3 repeats: 1 different results") == 2
+
+
+def test_state_that_differs_on_a_rank_alone_is_followed_too(tmp_path: Path):
+    outcome = bisect(launch("drifts"), tmp_path / "b")
+    said = "\n".join([outcome.verdict, *outcome.details])
+    assert outcome.exit == Exit.DIFFERENT, said
+    assert (outcome.facts["iteration"], outcome.facts["op"]) == (2, "aten.mul.Tensor")
+    assert "in the fingerprints first at iteration 2, in params of rank_00000" in said
 
 
 def test_leg_that_fails_is_said(tmp_path: Path):
