@@ -64,7 +64,8 @@ class Trainer:
         for _ in range(steps):
             self._iteration += 1
             number = self._iteration + TRACED_FROM * traced
-            step = self.run.step.run(self.reader, number, self._consumed)
+            digest = fingerprints is not None and fingerprints.wants_digests(number)
+            step = self.run.step.run(self.reader, number, self._consumed, digest=digest)
             self._consumed = step.consumed_samples
             if fingerprints is not None:
                 fingerprints.on_step(step, self.reader)

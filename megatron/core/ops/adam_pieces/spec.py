@@ -74,7 +74,7 @@ def _cut(args: list, start: int, stop: int) -> list:
 
 SPEC = OpSpec(
     name="adam_pieces",
-    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, *, scalars, digest): adam_step on each piece, "
+    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, *, scalars, digest): adam_step by piece, "
     "weights = masters rounded once; -> the pieces' digests int64 [4, P, 2] (digest_pieces/definition.py), if asked.",
     order="Elementwise: separate fp32 products and sums, no fused multiply-add; digests are wrapping integer sums.",
     cases=cases,
