@@ -22,8 +22,8 @@ QUICK = "--eval-iters 0 --use-distributed-optimizer --exit-interval 2"
 
 
 def several_files() -> None:
-    """In a rank's process: a share is cut into files of a few kilobytes."""
-    writer.FILE_BYTES = 1 << 15
+    """In a rank's process: a share is cut into files of 128 KiB."""
+    writer.FILE_BYTES = 1 << 17
 
 
 def flip(path: Path, draw: random.Random) -> None:
