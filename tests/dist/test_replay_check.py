@@ -136,7 +136,7 @@ PLANTED = {
     "gradient, second computation": ("passes", Flip("linear_grad", 1, -1, argument=0), "local_gradient"),
     "gradient, first computation": ("passes", Flip("linear_grad", 1, -2, argument=0), "local_gradient"),
     "forward": ("passes", Flip("rms_norm", 0, 2), "forward of decoder.layers"),
-    "forward, passed on by the pipeline": ("pp", Flip("rms_norm", 0, 1), "forward of decoder.layers.0"),
+    "forward, passed on by the pipeline": ("pp", Flip("rms_norm", 0, 2), "forward of decoder.layers."),
     "experts, passed on to peers": ("tp_ep", Flip("grouped_gemm", 1, 2), "decoder.layers.1"),
 }
 

@@ -37,6 +37,7 @@ def finish_gradients(
     for buffer in buffers:
         for bucket in range(len(buffer.plan.buckets)):
             parts = [buffer.own_part(leaf, bucket) for leaf in range(len(buffer.grads))]
+            own = parts[0]
             if buffer.plan.key.tp_partial:
                 parts = [sums.all_reduce(groups.tp, part) for part in parts]
             total = parts[0]
@@ -44,8 +45,10 @@ def finish_gradients(
                 total = parts[0] + parts[1]
             elif buffer.plan.key.two_stage:
                 total = _add_other_stage(groups, total)
+            if divisor == 1 and total is own:
+                continue
             # A Python float meets an fp32 tensor as its value rounded to fp32.
-            torch.mul(total, 1.0 / divisor, out=buffer.own_part(0, bucket))
+            torch.mul(total, 1.0 / divisor, out=own)
 
 
 def update_expert_bias(routers: Iterable[BalancedRouter], groups: ProcessGroups) -> None:

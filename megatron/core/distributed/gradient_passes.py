@@ -9,7 +9,7 @@ import torch
 from megatron.core.contracts.stage import Stage
 from megatron.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
 from megatron.core.distributed.readiness import Readiness, Unit
-from megatron.core.process_groups.collectives import Waiting
+from megatron.core.process_groups.collectives import Waiting, nothing_to_wait_for
 from megatron.core.process_groups.lane import Lane
 from megatron.core.process_groups.ordered_reduce import FloatSums
 from megatron.core.process_groups.running_fold import RunningFold
@@ -138,6 +138,9 @@ class GradientPasses:
     def _reduce(self, unit: Unit, last: bool) -> Waiting:
         buffer, place = self._buffers[unit.buffer], (unit.buffer, unit.leaf, unit.bucket)
         buffer.record_extremes(unit.leaf, unit.bucket)
+        if buffer.group.size == 1 and self._num_passes == 1 and not self._in_bf16:
+            # The sum of one contribution is that contribution, and lies where it belongs.
+            return nothing_to_wait_for
         flat = buffer.bucket(unit.leaf, unit.bucket)
         running = self._running.pop(place, None) or self._start_fold(buffer)
         # Rounded on one rank too, so that a shard's gradient is the same wherever it was made.
