@@ -28,11 +28,11 @@ class Armed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run.step, name)
 
-    def run(self, reader: Any, iteration: int, consumed_samples: int) -> Any:
+    def run(self, reader: Any, iteration: int, consumed_samples: int, **more: Any) -> Any:
         """As ``TrainStep.run``."""
         self._armed.now = iteration == 2
         self._fault.before_step(self._run, self._strike, self._run.groups.world.rank)
-        return self._run.step.run(reader, iteration, consumed_samples)
+        return self._run.step.run(reader, iteration, consumed_samples, **more)
 
 
 def main(name: str, flags: list[str]) -> None:
