@@ -87,7 +87,9 @@ def _with_and_without(flags: str, base: str) -> tuple[list[list[Seen]], int]:
     return [plain, hostile, late], early
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if cell[0] > 2 else []) for name, cell in CELLS.items()]
+)
 def test_overlap_changes_no_bit(name: str) -> None:
     world, base, flags = CELLS[name]
     of_ranks = run_ranks(world, _with_and_without, flags, base, timeout_s=280)
