@@ -187,10 +187,10 @@ def send_signal_in_step(number: int) -> None:
         return
     run = TrainStep.run
 
-    def step(self: TrainStep, reader: object, iteration: int, consumed: int) -> object:
+    def step(self: TrainStep, reader: object, iteration: int, *args: object, **kwargs: object) -> object:
         if iteration == number:
             os.kill(os.getpid(), signal.SIGTERM)
-        return run(self, reader, iteration, consumed)
+        return run(self, reader, iteration, *args, **kwargs)
 
     TrainStep.run = step
 
@@ -270,8 +270,8 @@ def hold_back_the_writer() -> None:
     """In a rank's process: the first save waits until five steps are taken, two more than before it."""
     save, step, taken = checkpointer.save_checkpoint, TrainStep.run, threading.Semaphore(0)
 
-    def counted(self: TrainStep, *args: object) -> object:
-        result = step(self, *args)
+    def counted(self: TrainStep, *args: object, **kwargs: object) -> object:
+        result = step(self, *args, **kwargs)
         taken.release()
         return result
 

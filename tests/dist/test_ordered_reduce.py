@@ -114,3 +114,13 @@ def _fails_on_one_rank() -> None:
 def test_the_failing_rank_is_the_test_failure() -> None:
     with pytest.raises(AssertionError, match=r"rank 1 of 2.*planted|planted"):
         run_ranks(2, _fails_on_one_rank)
+
+
+def _longest_wait() -> float:
+    """Rank function: the timeout, in seconds, of a group that was made with three minutes."""
+    group = create_process_groups(plan_topology(world=2), torch.device("cpu"), timeout_minutes=3).dp
+    return group.handle._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def test_every_group_waits_as_long_as_it_was_told() -> None:
+    assert run_ranks(2, _longest_wait) == [180.0, 180.0]

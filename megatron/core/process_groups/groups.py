@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -89,11 +91,11 @@ class ProcessGroups:
 
 
 def create_process_groups(
-    topology: Topology, device: torch.device, placement: Placement | None = None
+    topology: Topology, device: torch.device, placement: Placement | None = None, timeout_minutes: int | None = None
 ) -> ProcessGroups:
     """Create all groups. Call it on every rank after ``torch.distributed`` is initialised (not needed for a world of
     one rank). With ``placement`` sums over data-parallel ranks of several machines are made inside machines first
-    where their blocks allow it.
+    where their blocks allow it. ``timeout_minutes`` is the longest wait in a collective; default: the backend's.
 
     Raises:
         RuntimeError: the number of running processes is not ``topology.world``.
@@ -102,13 +104,15 @@ def create_process_groups(
     if world != topology.world:
         raise RuntimeError(f"{world} processes are running, the layout needs {topology.world}")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    groups = _groups(topology, rank, device, dist.group.WORLD if world > 1 else None, dist.new_group)
+    timeout = None if timeout_minutes is None else datetime.timedelta(minutes=timeout_minutes)
+    new_group = functools.partial(dist.new_group, timeout=timeout)
+    groups = _groups(topology, rank, device, dist.group.WORLD if world > 1 else None, new_group)
     if placement is None:
         return groups
     return replace(
         groups,
-        dp=_with_blocks(groups.dp, topology, rank, placement.nodes, placement.block),
-        edp=_with_blocks(groups.edp, topology, rank, placement.nodes, placement.expert_block),
+        dp=_with_blocks(groups.dp, topology, rank, placement.nodes, placement.block, new_group),
+        edp=_with_blocks(groups.edp, topology, rank, placement.nodes, placement.expert_block, new_group),
     )
 
 
@@ -161,7 +165,14 @@ def _group_of(
     return mine
 
 
-def _with_blocks(group: Group, topology: Topology, rank: int, nodes: Sequence[int], block: int) -> Group:
+def _with_blocks(
+    group: Group,
+    topology: Topology,
+    rank: int,
+    nodes: Sequence[int],
+    block: int,
+    new_group: Callable[[list[int]], dist.ProcessGroup | None],
+) -> Group:
     """The group with its blocks, where it has any; every rank goes through all groups of the axis, because all ranks
     create all groups."""
     blocks = None
@@ -170,7 +181,7 @@ def _with_blocks(group: Group, topology: Topology, rank: int, nodes: Sequence[in
         if grid is None:
             continue
         inside, across = (
-            _group_of(rank, group.axis, [[ranks[i] for i in members] for members in cut], dist.new_group)
+            _group_of(rank, group.axis, [[ranks[i] for i in members] for members in cut], new_group)
             for cut in (grid.inside, grid.across)
         )
         if inside is not None and across is not None:

@@ -117,7 +117,8 @@ def build_run(config: RunConfig, launch: Launch) -> Run:
     backend = start_process_group(launch, asked.distributed_backend, device, asked.distributed_timeout_minutes)
     layout = logical_layout(config)
     placement = Placement(nodes=gather_nodes(host_name()), block=layout.block, expert_block=layout.expert_block)
-    groups = create_process_groups(topology_of(config, launch.world_size), device, placement)
+    topology = topology_of(config, launch.world_size)
+    groups = create_process_groups(topology, device, placement, asked.distributed_timeout_minutes)
     return assemble_run(config, tokenizer, ops, groups, launch, backend if launch.world_size > 1 else "none")
 
 
