@@ -1,4 +1,4 @@
-"""What each pattern symbol is built from; users pass ``hybrid_stack_spec``, or a mapping like it, to ``--spec``."""
+"""What each pattern symbol is built from; ``--spec`` names ``hybrid_stack_spec``."""
 
 from __future__ import annotations
 
