@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import random
 import subprocess
 from pathlib import Path
 
 import numpy
+import pytest
 import torch
 
 from tests.architecture.sources import ROOT
@@ -42,6 +44,19 @@ def test_gpu_suite_runs_pytest_of_that_python3_and_keeps_its_exit_code(tmp_path:
 def test_ci_runs_what_developers_run() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     assert lines[-1] == "exec bash tests/run.sh </dev/null"
+
+
+def left_out(patterns: list[str], folders: set[str]) -> set[str]:
+    """Names of folders that pytest would not enter."""
+    return {name for name in folders for pattern in patterns if fnmatch.fnmatch(name, pattern)}
+
+
+def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
+    """pytest's own list of folders that it does not enter has names that are ours: ``dist``, ``build``."""
+    folders = {part for path in (ROOT / "tests").rglob("test_*.py") for part in path.relative_to(ROOT).parts[:-1]}
+    assert "dist" in folders
+    assert left_out(pytestconfig.getini("norecursedirs"), folders) == set()
+    assert left_out(["*.egg", ".*", "build", "dist"], folders) == {"dist"}
 
 
 def test_uninitialised_memory_is_poisoned() -> None:

@@ -17,7 +17,7 @@ from tests.support.legs import Ended, leg, run_legs, with_data
 from tests.support.ranks import run_ranks
 
 # Legs in fresh processes: seconds where nothing else runs, minutes where much does.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 QUICK = "--eval-iters 0 --use-distributed-optimizer --exit-interval 2"
 
 

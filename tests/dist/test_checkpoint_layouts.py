@@ -14,7 +14,7 @@ from megatron.determinism.compare import compare
 from tests.support.legs import finished, run_legs
 
 # Legs in fresh processes: seconds where nothing else runs, minutes where much does.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PP2 = "--pipeline-model-parallel-size 2"
 PP3 = "--pipeline-model-parallel-size 3"

@@ -42,7 +42,7 @@ COSINE = Schedule(
 )
 
 # Legs in fresh processes: seconds where nothing else runs, minutes where much does.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LOWER = "--lr 5e-3"
 
 
