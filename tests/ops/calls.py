@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from megatron.core.ops.registry import Case, Cut, OpSpec
 
 Position = int | str
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,19 @@ def cut_outcomes(
     for at in case.grads:
         if at in cut.args:
             yield f"gradient of {at}", torch.cat([o.grads[at] for o in outcomes], cut.args[at]), whole.grads[at]
+
+
+def interpreted(code: str) -> list[str]:
+    """Lines that ``code`` prints in a process of its own where Triton's kernels are interpreted: they are compiled or
+    interpreted as the environment says when they are loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -19,8 +15,8 @@ from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.digest_pieces.definition import words_of
 from megatron.core.ops.digest_pieces.reference import digest_pieces
 from megatron.core.ops.digest_pieces.table import TILE, PieceAt
+from tests.ops.calls import interpreted
 
-ROOT = Path(__file__).resolve().parents[2]
 (ADAM_PIECES,) = (op for op in ALL_OPS if op.spec.name == "adam_pieces")
 SHIFTED = UpdatePlan(PIECES, [piece.offset + 3 * i + 1 for i, piece in enumerate(PIECES)], DECAYS)
 SIZES = (TILE + 4097, TILE + 4110)
@@ -73,17 +69,7 @@ print("wrong:", agrees(ADAM_PIECES.variant("deterministic_triton").fn, torch.flo
 
 @pytest.mark.skipif(not installed("triton"), reason="needs triton")
 def test_the_kernel_agrees_where_it_is_interpreted() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        cwd=ROOT,
-        env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "wrong: \n"
+    assert interpreted(INTERPRETED) == ["wrong: "]
 
 
 def test_digests_are_those_of_what_was_written() -> None:

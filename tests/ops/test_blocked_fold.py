@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,8 +9,7 @@ from megatron.core.digest.bits import same_bits
 from megatron.core.ops.availability import installed
 from megatron.core.ops.blocked_fold import OP
 from megatron.core.ops.blocked_fold.reference import blocked_fold
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.ops.calls import interpreted
 
 INTERPRETED = """
 import torch
@@ -34,18 +29,7 @@ for dtype in (torch.float32, torch.bfloat16):
 
 @pytest.mark.skipif(not installed("triton"), reason="needs triton")
 def test_the_kernel_agrees_where_it_is_interpreted():
-    # A process of its own: kernels are compiled or interpreted as the environment says when they are loaded.
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        cwd=ROOT,
-        env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = interpreted(INTERPRETED)
     assert len(lines) == 14
     assert [line for line in lines if not line.endswith(" same")] == []
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from megatron.core.ops.availability import installed
 from megatron.core.ops.digest_pieces.definition import layout_free_digest
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.ops.calls import interpreted
 
 INTERPRETED = """
 import importlib, torch
@@ -29,18 +24,7 @@ for op in ALL_OPS:
 
 @pytest.mark.skipif(not installed("triton"), reason="needs triton")
 def test_kernels_agree_with_the_definition_where_they_are_interpreted():
-    # A process of its own: kernels are compiled or interpreted as the environment says when they are loaded.
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        cwd=ROOT,
-        env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = interpreted(INTERPRETED)
     assert len(lines) > 25
     assert [line for line in lines if not line.endswith(" same")] == []
 
