@@ -9,13 +9,18 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from megatron.determinism.leg_log import read_failure
 from megatron.training.observe.curves import draw_curves, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_BYTES = 8_000_000
+LEAST_TEXT = 20_000
+DOCUMENTS = 100
 RANKS = 4
 TRAIN_ITERS = 24
 STOP_AT = 12
@@ -64,35 +69,54 @@ LAYOUTS = (
 )
 
 
-def collect_text(files: list[str], out: Path) -> None:
-    """Write about ``TEXT_BYTES`` of text, one JSON document a line: the given files, or what Python ships."""
-    if files:
-        paths = [Path(f) for f in files]
-    else:
-        library = Path(sysconfig.get_paths()["stdlib"])
-        paths = sorted(p for p in library.rglob("*.py") if "site-packages" not in p.parts and "test" not in p.parts)
-        paths += sorted(p for p in library.rglob("*.txt") if "site-packages" not in p.parts)
+def refuse(words: str) -> NoReturn:
+    """End with one line of explanation and exit code 2."""
+    print(f"error: {words}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def own_text(files: list[str]) -> list[str]:
+    """What the files hold, cut into ``DOCUMENTS`` documents or more, so that there are some to validate on. A file that
+    cannot be read as text, and too little text, are refused."""
+    texts = []
+    for name in files:
+        try:
+            texts.append(Path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            refuse(f"--text {name}: {error.strerror}")
+        except UnicodeDecodeError as error:
+            refuse(f"--text {name}: not UTF-8 text (byte {error.start}: {error.reason})")
+    total = sum(map(len, texts))
+    if total < LEAST_TEXT:
+        refuse(f"--text {' '.join(files)}: {total} characters in all, and training needs {LEAST_TEXT} or more")
+    size = total // DOCUMENTS
+    return [text[start : start + size] for text in texts for start in range(0, len(text), size)]
+
+
+def text_of_this_machine() -> list[str]:
+    """About ``TEXT_BYTES`` of what Python ships: its sources and documentation."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(p for p in library.rglob("*.py") if "site-packages" not in p.parts and "test" not in p.parts)
+    paths += sorted(p for p in library.rglob("*.txt") if "site-packages" not in p.parts)
+    texts: list[str] = []
     total = 0
-    with out.open("w", encoding="utf-8") as sink:
-        for path in paths:
-            text = path.read_text(encoding="utf-8", errors="strict" if files else "ignore")
-            if not text:
-                continue
-            sink.write(json.dumps({"text": text}) + "\n")
-            total += len(text)
-            if total > TEXT_BYTES and not files:
-                break
+    for path in paths:
+        texts.append(path.read_text(encoding="utf-8", errors="ignore"))
+        total += len(texts[-1])
+        if total > TEXT_BYTES:
+            break
+    return texts
 
 
 def run(command: list[str], log: Path) -> None:
-    """Run a command with its output in ``log``; on failure show the end of it and stop."""
+    """Run a command with its output in ``log``; on failure say why and stop."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     with log.open("w", encoding="utf-8") as sink:
         code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT).returncode
     if code:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        print("\n".join(lines[-40:]))
-        print(f"\nFAILED (exit {code}): {' '.join(command[:6])} ...; whole output in {log}")
+        failure = read_failure(log, code)
+        print("failed", *failure.words, sep="\n")
+        print(f"\nFAILED (exit {failure.code}): {' '.join(command[:6])} ...; whole output in {log}")
         raise SystemExit(1)
 
 
@@ -130,16 +154,21 @@ def compare(left: Path, right: Path) -> tuple[bool, str]:
     return done.returncode == 0, (done.stdout or done.stderr).strip().splitlines()[0]
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Run everything; 0 only if all launches of every layout are bitwise identical and the model learned."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help="train on these files instead")
+    parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help="train on these UTF-8 files instead")
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder for the run folder")
-    arguments = parser.parse_args()
-    folder = arguments.out / time.strftime("quickstart-%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True)
+    arguments = parser.parse_args(argv)
+    documents = own_text(arguments.text) if arguments.text else text_of_this_machine()
+    folder = arguments.out.absolute() / time.strftime("quickstart-%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        refuse(f"--out {arguments.out}: {folder} cannot be made: {error.strerror}")
     print(f"Run folder: {folder}\nTokenising text")
-    collect_text(arguments.text, folder / "text.jsonl")
+    lines = [json.dumps({"text": text}) + "\n" for text in documents if text]
+    (folder / "text.jsonl").write_text("".join(lines), encoding="utf-8")
     tool = [sys.executable, "tools/preprocess_data.py", "--input", str(folder / "text.jsonl")]
     tool += ["--output-prefix", str(folder / "data"), "--tokenizer-type", "ByteTokenizer", "--append-eod"]
     run([*tool, "--workers", "2"], folder / "tokenise.log")
@@ -172,4 +201,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@
 #   bash examples/quickstart.sh                   text: Python's own sources and documentation
 #   bash examples/quickstart.sh --text FILE...    your own text
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-bash tools/venv.sh data,observe
-exec .venv/bin/python examples/quickstart.py "$@"
+bash "$root/tools/venv.sh" data,observe
+exec "$root/.venv/bin/python" "$root/examples/quickstart.py" "$@"

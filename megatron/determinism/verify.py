@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron.determinism.compare import compare
+from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit, Outcome
 
 _FLAG = "--fingerprint-dir"
 _SAVING = ("--save", "--load", "--save-interval", "--persistent-save-interval", "--exit-interval", "--ckpt-step")
 _NEVER = "1000000000"
-_TAIL_LINES = 15
 
 
 def default_folder(now: datetime.datetime) -> Path:
@@ -77,12 +77,15 @@ def run_leg(command: Sequence[str], log: Path) -> Outcome | None:
         return Outcome(exit=Exit.DAMAGED, verdict=f"could not start {shlex.join(command)}: {error}")
     if code == 0:
         return None
-    tail = log.read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+    failure = read_failure(log, code)
     return Outcome(
         exit=Exit.DAMAGED,
-        verdict=f"a leg failed with exit code {code}: {shlex.join(command)}",
-        details=(f"  its last lines (all of them in {log}):", *(f"  {line}" for line in tail)),
-        facts={"command": list(command), "leg_exit_code": code, "log": str(log)},
+        verdict=f"a leg failed with exit code {failure.code}: {shlex.join(command)}",
+        details=(
+            f"  {'it says' if failure.explained else 'its last lines'} (whole output in {log}):",
+            *(f"  {line}" for line in failure.words),
+        ),
+        facts={"command": list(command), "leg_exit_code": failure.code, "log": str(log)},
     )
 
 
