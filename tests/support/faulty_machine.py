@@ -1,4 +1,7 @@
-"""pretrain_hybrid.py on a machine that flips one bit once, in the result of the ``FLIP``-th RMS norm of the process."""
+"""pretrain_hybrid.py on a machine that flips one bit once, in the result of the ``FLIP``-th RMS norm of the process.
+
+``-m MODULE`` runs a module as Python does.
+"""
 
 from __future__ import annotations
 
@@ -33,5 +36,9 @@ def faulty(*args: object) -> OpTable:
 
 if __name__ == "__main__":
     build.build_table = faulty
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[1] == "-m":
+        sys.argv = sys.argv[2:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = sys.argv[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
