@@ -6,14 +6,14 @@ import torch
 
 from megatron.core.process_groups.collectives import Waiting, nothing_to_wait_for
 from megatron.core.process_groups.groups import Group
-from megatron.core.process_groups.ordered_reduce import NativeSums, OrderedSums
-from megatron.core.process_groups.running_fold import Fold, RunningFold
+from megatron.core.process_groups.ordered_reduce import FoldInto, NativeSums, OrderedSums
+from megatron.core.process_groups.running_fold import RunningFold
 
 
 class RestartingSums(OrderedSums):
     """Every pass folds its own members from the start, instead of going on with the block that is open."""
 
-    def __init__(self, fold: Fold) -> None:
+    def __init__(self, fold: FoldInto) -> None:
         super().__init__(fold)
         self._plain = fold
 
@@ -34,12 +34,12 @@ class RestartingSums(OrderedSums):
         return whole.result()
 
 
-def shuffled_sums(fold: Fold) -> OrderedSums:
+def shuffled_sums(fold: FoldInto) -> OrderedSums:
     """Members are added as a ring that starts at the second and goes the other way would add them."""
-    return OrderedSums(lambda slots, block: fold(slots.flip(0).roll(1, dims=0), block))
+    return OrderedSums(lambda slots, block, *out: fold(slots.flip(0).roll(1, dims=0), block, *out))
 
 
-def native_sums(fold: Fold) -> NativeSums:
+def native_sums(fold: FoldInto) -> NativeSums:
     """Sums are left to the backend."""
     return NativeSums()
 

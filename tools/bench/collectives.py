@@ -8,9 +8,7 @@ the ratio to the backend's own; and whether the result has the bits of the state
 
 * nccl: the backend's sum, in the tensor's type, in an order of its own
 * ordered: megatron.core.process_groups.ordered_reduce
-* direct: this rank's own term is read where it lies, everything else travels point to point into its place
-* peers: terms are read in the memory of the others (torch's symmetric memory, multicast off); "peers in place" where
-  the input already lies there
+* copied: the way it was before: this rank's own part travels as well, and sums are rounded and placed by themselves
 
 Exits with 1 where a result has other bits, with 2 without two GPUs.
 """
@@ -34,10 +32,9 @@ from megatron.core.digest.bits import same_bits
 from megatron.core.ops.blocked_fold.reference import blocked_fold as definition
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.norm_blocks.limbs import norm_from_limbs
-from megatron.core.process_groups.collectives import all_gather, all_to_all, exchange, maximum
+from megatron.core.process_groups.collectives import all_gather, all_to_all, all_to_all_terms, maximum
 from megatron.core.process_groups.groups import Group, create_process_groups
 from megatron.core.process_groups.ordered_reduce import OrderedSums
-from megatron.core.process_groups.peer_memory import PeerMemory, PeerSums
 from megatron.core.process_groups.topology import plan_topology
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,41 +71,19 @@ class Bench:
         self.group, self.device, self.fold = group, device, fold
         self.sums = OrderedSums(fold)
 
-    def direct_terms(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Everyone's piece of this rank: its own where it lies, the others' received."""
-        group, piece = self.group, flat.numel() // self.group.size
-        others = [r for r in range(group.size) if r != group.rank]
-        terms = [flat.narrow(0, group.rank * piece, piece)] * group.size
-        for other in others:
-            terms[other] = flat.new_empty(piece)
-        exchange(
-            group,
-            [(other, flat.narrow(0, other * piece, piece)) for other in others],
-            [(other, terms[other]) for other in others],
-        )
-        return terms
+    def copied_reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
+        """Every part through the exchange, this rank's own too, then one fold."""
+        return self.fold(all_to_all(self.group, flat.view(self.group.size, -1)), self.group.size)
 
-    def direct_reduce_scatter(self, flat: torch.Tensor) -> torch.Tensor:
-        """Point to point, then one fold."""
-        return self.fold(self.direct_terms(flat), self.group.size)
+    def copied_all_reduce(self, flat: torch.Tensor) -> torch.Tensor:
+        """The same, rounded after it and gathered into a third tensor."""
+        return all_gather(self.group, self.copied_reduce_scatter(flat).to(flat.dtype)).view(-1)
 
-    def direct_all_reduce(self, flat: torch.Tensor) -> torch.Tensor:
-        """The same, folded into the place it has in the result; pieces travel to theirs."""
-        group, out, piece = self.group, torch.empty_like(flat), flat.numel() // self.group.size
-        own = self.fold(self.direct_terms(flat), group.size, out.narrow(0, group.rank * piece, piece))
-        others = [r for r in range(group.size) if r != group.rank]
-        exchange(
-            group,
-            [(other, own) for other in others],
-            [(other, out.narrow(0, other * piece, piece)) for other in others],
-        )
-        return out
-
-    def ways(self, flat: torch.Tensor, peers: PeerSums, shown: torch.Tensor) -> dict[str, dict[str, Way]]:
-        """By collective and way; the backend's first. ``shown`` holds the values of ``flat`` in peers' memory."""
+    def ways(self, flat: torch.Tensor) -> dict[str, dict[str, Way]]:
+        """By collective and way; the backend's first."""
         group, size = self.group, self.group.size
         scattered, inplace = flat.new_empty(flat.numel() // size), flat.clone()
-        parts = all_to_all(group, flat.view(size, -1))
+        parts = all_to_all_terms(group, flat.view(size, -1))
 
         def native_scatter() -> torch.Tensor:
             dist.reduce_scatter_tensor(scattered, flat, group=group.handle)
@@ -122,18 +97,15 @@ class Bench:
             "reduce-scatter": {
                 "nccl": native_scatter,
                 "ordered": lambda: self.sums.reduce_scatter(group, flat),
-                "direct": lambda: self.direct_reduce_scatter(flat),
-                "peers": lambda: peers.reduce_scatter(flat, size),
-                "peers in place": lambda: peers.reduce_scatter(shown, size),
+                "copied": lambda: self.copied_reduce_scatter(flat),
             },
             "all-reduce": {
                 "nccl": native_all,
                 "ordered": lambda: self.sums.all_reduce(group, flat),
-                "direct": lambda: self.direct_all_reduce(flat),
-                "peers": lambda: peers.all_reduce(flat),
+                "copied": lambda: self.copied_all_reduce(flat),
             },
             "part of it": {
-                "all-to-all": lambda: all_to_all(group, flat.view(size, -1)),
+                "exchange": lambda: all_to_all_terms(group, flat.view(size, -1))[0],
                 "all-gather": lambda: all_gather(group, scattered),
                 "fold": lambda: self.fold(parts, size),
             },
@@ -145,14 +117,12 @@ class Bench:
         numel = mib * MIB // kind.itemsize
         generator = torch.Generator(self.device).manual_seed(self.group.rank)
         flat = torch.randn(numel, generator=generator, device=self.device).to(kind)
-        memory = PeerMemory(self.group, numel, kind, self.device)
-        ways = self.ways(flat, PeerSums(memory, self.fold), memory.mine)
+        ways = self.ways(flat)
         rows, runs = [], []
         for collective, by_way in ways.items():
             want = self._definition(flat, collective)
             for way, run in by_way.items():
                 row = Row(collective=collective, dtype=dtype, mib=mib, way=way)
-                memory.mine.copy_(flat)
                 if collective != "part of it" and way != "nccl":
                     row.bits = "same" if self._everywhere(same_bits(run(), want)) else "OTHER"
                 rows.append(row)

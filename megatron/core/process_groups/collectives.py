@@ -79,20 +79,40 @@ def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def start_all_to_all(group: Group, slots: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """``all_to_all`` that the host does not wait for: call the result for the received slots. Leave ``slots`` alone
-    until then. On CUDA it is part of the current stream, as any kernel."""
-    if group.probe is not None or group.size == 1 or slots.is_cuda:
-        received = all_to_all(group, slots)
-        return lambda: received
+@_told
+def all_to_all_terms(group: Group, slots: torch.Tensor) -> Sequence[torch.Tensor]:
+    """``all_to_all`` for a reader: one tensor per member, of which this member's own may still lie in ``slots``."""
+    return _start_terms(group, slots)()
+
+
+def start_all_to_all_terms(group: Group, slots: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
+    """``all_to_all_terms`` that the host does not wait for: call the result for what was received. Leave ``slots``
+    alone until that has been read. On CUDA it is part of the current stream, as any kernel."""
+    if group.probe is None or group.size == 1:
+        return _start_terms(group, slots)
+    received = all_to_all_terms(group, slots)
+    return lambda: received
+
+
+def _start_terms(group: Group, slots: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
     slots = slots.contiguous()
     if slots.shape[0] != group.size:
         raise ValueError(f"all_to_all over {group.size} members got {slots.shape[0]} slots")
+    if group.size == 1:
+        return lambda: slots
+    if dist.get_backend(group.handle) == "nccl":
+        # Empty tensors are not sent: a copy to oneself takes as long as a transfer to a neighbour.
+        sent = [slot if member != group.rank else slot[:0] for member, slot in enumerate(slots)]
+        terms = [torch.empty_like(slot) for slot in sent]
+        dist.all_to_all([_bytes(term) for term in terms], [_bytes(slot) for slot in sent], group=group.handle)
+        terms[group.rank] = slots[group.rank]
+        return lambda: terms
     out = torch.empty_like(slots)
-    work = dist.all_to_all_single(_bytes(out), _bytes(slots), group=group.handle, async_op=True)
+    work = dist.all_to_all_single(_bytes(out), _bytes(slots), group=group.handle, async_op=not slots.is_cuda)
 
     def arrived() -> torch.Tensor:
-        work.wait()
+        if work is not None:
+            work.wait()
         return out
 
     return arrived

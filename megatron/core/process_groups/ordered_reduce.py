@@ -10,6 +10,7 @@ the block sums left to right; the first term is copied, not added to zero.
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import torch
@@ -18,12 +19,13 @@ import torch.distributed as dist
 from megatron.core.process_groups.collectives import (
     Waiting,
     all_gather,
-    all_to_all,
+    all_to_all_terms,
     nothing_to_wait_for,
-    start_all_to_all,
+    start_all_gather,
+    start_all_to_all_terms,
 )
 from megatron.core.process_groups.groups import Group
-from megatron.core.process_groups.running_fold import Fold, RunningFold
+from megatron.core.process_groups.running_fold import RunningFold, Slots
 
 _SMALL_BYTES = 1 << 15
 
@@ -59,10 +61,18 @@ class FloatSums(Protocol):
         ...
 
 
+class FoldInto(Protocol):
+    """The op ``blocked_fold``: ``[n]`` in fp32 (fp64 for fp64), or rounded into ``out``."""
+
+    def __call__(self, slots: Slots, block: int, out: torch.Tensor | None = None, /) -> torch.Tensor:
+        """The sum."""
+        ...
+
+
 class OrderedSums:
     """Sums whose order is stated: see the head of the file."""
 
-    def __init__(self, fold: Fold) -> None:
+    def __init__(self, fold: FoldInto) -> None:
         self._fold = fold
 
     def reduce_scatter(self, group: Group, flat: torch.Tensor, block: int | None = None) -> torch.Tensor:
@@ -81,17 +91,17 @@ class OrderedSums:
         slots = flat.view(group.size, -1)
         blocks = group.blocks
         if blocks is None or blocks.inside.size != running.block:
-            received = start_all_to_all(group, slots) if group.size > 1 else lambda: slots
+            received = start_all_to_all_terms(group, slots)
             return lambda: running.add(received())
         # Member i of each block first sums, over its block, the pieces of all members that have place i in theirs;
         # then those members exchange what belongs to each.
         inside, across = blocks.inside, blocks.across
         by_place = slots.view(across.size, inside.size, -1).transpose(0, 1).reshape(inside.size, -1)
-        received = start_all_to_all(inside, by_place)
+        received = start_all_to_all_terms(inside, by_place)
 
         def add() -> None:
             mine = self._fold(received(), inside.size)
-            running.add_blocks(all_to_all(across, mine.view(across.size, -1)))
+            running.add_blocks(all_to_all_terms(across, mine.view(across.size, -1)))
 
         return add
 
@@ -105,20 +115,25 @@ class OrderedSums:
         flat, padding = tensor.reshape(-1), -tensor.numel() % group.size
         if padding:
             flat = torch.cat([flat, flat.new_zeros(padding)])
-        owned = self._fold(all_to_all(group, flat.view(group.size, -1)), group.size).to(tensor.dtype)
-        return all_gather(group, owned).view(-1)[: tensor.numel()].view(tensor.shape)
+        terms = all_to_all_terms(group, flat.view(group.size, -1))
+        whole = torch.empty_like(flat)
+        self._fold(terms, group.size, whole.view(group.size, -1)[group.rank])
+        start_all_gather(group, whole)()
+        return whole[: tensor.numel()].view(tensor.shape)
 
     def reduce_scatter_rows(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.reduce_scatter_rows``."""
         if group.size == 1:
             return tensor.clone()
         shape = (tensor.shape[0] // group.size, *tensor.shape[1:])
-        received = all_to_all(group, tensor.reshape(group.size, -1))
-        return self._fold(received, group.size).to(tensor.dtype).view(shape)
+        rows = tensor.new_empty(shape)
+        self._fold(all_to_all_terms(group, tensor.reshape(group.size, -1)), group.size, rows.view(-1))
+        return rows
 
 
-def _plain_sum(slots: torch.Tensor, block: int) -> torch.Tensor:
-    return slots.sum(dim=0)
+def _plain_sum(slots: Slots, block: int) -> torch.Tensor:
+    first, *others = slots
+    return functools.reduce(torch.Tensor.add_, others, first.clone())
 
 
 class NativeSums:

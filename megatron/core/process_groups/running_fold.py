@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
-Fold = Callable[[torch.Tensor, int], torch.Tensor]
-"""``fold(slots [R, n], block) -> [n]`` in fp32 (fp64 for fp64): the op ``blocked_fold``."""
+Slots: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+"""Equally long contributions ``[n]``: the rows of a tensor, or tensors of their own."""
+
+Fold = Callable[[Slots, int], torch.Tensor]
+"""``fold(slots, block) -> [n]`` in fp32 (fp64 for fp64): the op ``blocked_fold``."""
 
 
 class RunningFold:
@@ -29,13 +33,13 @@ class RunningFold:
         """Tensors kept now."""
         return (self._open is not None) + (self._total is not None)
 
-    def add(self, slots: torch.Tensor) -> None:
+    def add(self, slots: Slots) -> None:
         """The next members, one per row.
 
         Raises:
             ValueError: these are more than are missing.
         """
-        rows = slots.shape[0]
+        rows = len(slots)
         self._expect(rows)
         if rows == self.members:
             self._total = self._fold(slots, self.block)
@@ -51,13 +55,13 @@ class RunningFold:
             if self.arrived % self.block == 0 or self.arrived == self.members:
                 self._close_block()
 
-    def add_blocks(self, sums: torch.Tensor) -> None:
+    def add_blocks(self, sums: Slots) -> None:
         """The sums of the next whole blocks, one per row, each made as a block's sum is made here.
 
         Raises:
             ValueError: a block is open, or these are more than are missing.
         """
-        rows = sums.shape[0]
+        rows = len(sums)
         if self._open is not None:
             raise ValueError(f"whole blocks after {self.arrived} members in blocks of {self.block}")
         self._expect(rows * self.block)
@@ -82,9 +86,9 @@ class RunningFold:
         if count < 1 or self.arrived + count > self.members:
             raise ValueError(f"{count} members after {self.arrived} of {self.members}")
 
-    def _continue_block(self, slots: torch.Tensor) -> None:
+    def _continue_block(self, slots: Slots) -> None:
         if self._open is None:
-            self._open = self._fold(slots, slots.shape[0])
+            self._open = self._fold(slots, len(slots))
         else:
             for slot in slots:
                 self._open.add_(slot)
