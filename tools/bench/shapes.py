@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from megatron.core.ops.adam_pieces.plan import UpdatePlan
 from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.digest_pieces.table import PieceAt
 from megatron.core.ops.grouped_gemm.spec import ends_of
 
 TOKENS, HIDDEN, EXPERT_WIDTH, COPIES = 8192, 2688, 1856, 6
@@ -174,6 +176,8 @@ def rest(op: str) -> list[Workload]:
         scalars = AdamScalars(lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=7, clip_factor=0.5)
         streams = tuple(torch.rand(numel, device="cuda") for _ in range(4))
         return [Workload(label="2^28", args=(*streams, scalars), moved_bytes=28.0 * numel)]
+    if op == "adam_pieces":
+        return [_adam_pieces(numel, digest) for digest in (False, True)]
     if op == "blocked_fold":
         args = (torch.rand(8, numel // 8, device="cuda"), 8)
         return [Workload(label="8 x 2^25", args=args, moved_bytes=4.5 * numel)]
@@ -187,6 +191,19 @@ def rest(op: str) -> list[Workload]:
     main = torch.zeros(131072, HIDDEN, device="cuda")
     args = (main, _normal(TOKENS, HIDDEN), torch.randint(131072, (TOKENS,), device="cuda"))
     return [Workload(label="8192 ids", args=args, moved_bytes=10.0 * TOKENS * HIDDEN)]
+
+
+def _adam_pieces(numel: int, digest: bool) -> Workload:
+    """A shard of 64 equal pieces with bf16 weights."""
+    length = numel // 64
+    pieces = [PieceAt(name=f"p{i}", shard=0, start=0, length=length, offset=i * length) for i in range(64)]
+    plan = UpdatePlan(pieces, [piece.offset for piece in pieces], [True] * 64)
+    scalars = AdamScalars(lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=7, clip_factor=0.5)
+    streams = tuple(torch.rand(numel, device="cuda") for _ in range(4))
+    args = (plan, *streams, torch.zeros(numel, dtype=torch.bfloat16, device="cuda"))
+    kwargs = {"scalars": scalars, "digest": digest}
+    label = "2^28, digests" if digest else "2^28"
+    return Workload(label=label, args=args, kwargs=kwargs, moved_bytes=30.0 * numel)
 
 
 def norm_blocks() -> list[Workload]:
@@ -215,5 +232,5 @@ WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     **{op: partial(norms, op) for op in ("rms_norm", "gated_rms_norm")},
     **{op: partial(permutation, op) for op in ("moe_permute", "moe_unpermute")},
     **{op: partial(cross_entropy, op) for op in ("cross_entropy_stats", "cross_entropy_grad")},
-    **{op: partial(rest, op) for op in ("adam_step", "blocked_fold", "dropout", "rope", "embedding_grad")},
+    **{op: partial(rest, op) for op in ("adam_pieces", "adam_step", "blocked_fold", "dropout", "rope", "embedding_grad")},
 }
