@@ -15,11 +15,11 @@ Config = TypeVar("Config")
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type, only: Sequence[str] | None = None) -> None:
-    """Add the flags of a configuration dataclass, or of the fields ``only``, with the field's text as help."""
+    """Add the flags of a configuration dataclass, or of the fields ``only``, with the field's help."""
     for flag in flags_of(cls):
         if only is not None and flag.name not in only:
             continue
-        options: dict[str, Any] = {"dest": flag.name, "default": flag.default, "help": flag.text.replace("%", "%%")}
+        options: dict[str, Any] = {"dest": flag.name, "default": flag.default, "help": flag.help.replace("%", "%%")}
         if flag.is_switch:
             options["action"] = "store_false" if flag.negates else "store_true"
         else:

@@ -98,7 +98,7 @@ def own_flags() -> list[str]:
     """Flags that Megatron does not have."""
     theirs = set(megatron_names())
     rows = [
-        (_code(flag.spellings), cell(flag.text))
+        (_code(flag.spellings), cell(flag.help))
         for cls in config_classes().values()
         for flag in flags_of(cls)
         if not theirs & set(flag.spellings)

@@ -81,10 +81,10 @@ def page(classes: Iterable[type], flags: list[Flag]) -> str:
         rows = [
             (
                 ", ".join(f"`{s}`" for s in flag.spellings),
-                cell(type_name(flag.hint)),
-                f"`{cell(default_text(flag))}`",
+                "" if flag.is_switch else cell(type_name(flag.hint)),
+                ("on" if flag.default else "off") if flag.is_switch else f"`{cell(default_text(flag))}`",
                 flag.effect,
-                cell(flag.text),
+                cell(flag.help),
             )
             for flag in flags
             if flag.owner is cls

@@ -50,7 +50,8 @@ def operational(default: Any, *, flags: tuple[str, ...] = (), negates: bool = Fa
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
-    """One command line option, derived from one dataclass field."""
+    """One command line option, derived from one dataclass field; ``text`` is about the field, ``help`` about the
+    flag."""
 
     owner: type
     name: str
@@ -60,6 +61,11 @@ class Flag:
     effect: Effect
     text: str
     negates: bool
+
+    @property
+    def help(self) -> str:
+        """What the flag does as it is typed: for one that switches off, the text of its setting says what."""
+        return f"Switches off: {self.text[:1].lower()}{self.text[1:]}" if self.negates else self.text
 
     @property
     def inner(self) -> Any:
@@ -89,7 +95,8 @@ def _unwrap(hint: Any) -> tuple[Any, bool]:
 
 @functools.cache
 def field_texts(cls: type) -> dict[str, str]:
-    """The string under each field of ``cls`` and its bases; it is the field's documentation and its ``--help``."""
+    """The string under each field of ``cls`` and its bases: what the setting does, for a switch when it is on. It is
+    the field's documentation and makes the ``--help``."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):

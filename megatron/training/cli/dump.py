@@ -70,7 +70,7 @@ def help_text(program: str) -> str:
 def _described(flag: Flag) -> list[str]:
     value = "" if flag.is_switch else f" {_placeholder(flag)}"
     default = "" if flag.is_switch or flag.default is None else f" (default: {flag.default})"
-    text = textwrap.wrap(flag.text + default, _HELP_WIDTH - 8, break_on_hyphens=False, break_long_words=False)
+    text = textwrap.wrap(flag.help + default, _HELP_WIDTH - 8, break_on_hyphens=False, break_long_words=False)
     return [f"  {', '.join(flag.spellings)}{value}", *(f"        {line}" for line in text)]
 
 

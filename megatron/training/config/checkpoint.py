@@ -31,14 +31,14 @@ class CheckpointConfig:
     async_save: bool = operational(False)
     """Write checkpoints in the background from a private copy of the state, while training goes on."""
     save_optim: bool = operational(True, flags=("--no-save-optim",), negates=True)
-    """Leave the moments and the step count out of checkpoints; the weights stay fp32."""
+    """Moments and step count in checkpoints; the weights are fp32 either way."""
     save_rng: bool = operational(True, flags=("--no-save-rng",), negates=True)
-    """Leave the states of the random generators out of checkpoints."""
+    """States of the random generators in checkpoints."""
     load_optim: bool = operational(True, flags=("--no-load-optim",), negates=True)
-    """Start with zero moments, a step count of 0 and the schedule from its start, with the checkpoint's weights and
-    position in the data."""
+    """Taking moments, step count and the place on the schedule from the checkpoint. Without them they start as in a new
+    run; weights and position in the data are the checkpoint's."""
     load_rng: bool = operational(True, flags=("--no-load-rng",), negates=True)
-    """Leave the random generators as the seed sets them."""
+    """Taking the states of the random generators from the checkpoint. Without them they are as the seed sets them."""
     finetune: bool = operational(False)
     """Take the weights only, and begin at iteration 0 with the first sample."""
     override_opt_param_scheduler: bool = operational(

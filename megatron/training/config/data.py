@@ -44,13 +44,13 @@ class DataConfig:
     dataloader_type: Literal["single", "cyclic", "external"] = trajectory("single")
     """single: samples in index order, once; cyclic: reshuffled each epoch, without end. external is refused."""
     data_sharding: bool = trajectory(True, flags=("--no-data-sharding",), negates=True)
-    """With --dataloader-type cyclic: shuffle within the part of each logical rank, not over all samples."""
+    """Shuffling within the part of each logical rank, with --dataloader-type cyclic. Without it, over all samples."""
     eod_mask_loss: bool = trajectory(False)
     """No loss at positions whose input is the end-of-document token."""
     mmap_bin_files: bool = operational(True)
-    """Map .bin files into memory instead of reading pieces of them."""
+    """Mapping .bin files into memory. Without it, pieces of them are read."""
     create_attention_mask_in_dataloader: bool = operational(True)
-    """Accepted for Megatron's scripts and without effect: attention here is causal by construction, so no mask is
+    """A mask made beside each sample. Without effect on or off: attention is causal by construction, and no mask is
     ever made or moved."""
     num_dataset_builder_threads: int = operational(1)
     """Threads that build the indices of the members of a blend."""
@@ -165,7 +165,7 @@ class TokenizerConfig:
     padded_vocab_size: int | None = trajectory(None)
     """Rows of the embedding; default: the vocabulary rounded up as above."""
     pad_vocab_size: bool = trajectory(True)
-    """Pad the vocabulary at all; off, the tensor-parallel size must divide it."""
+    """Padding of the vocabulary. Without it the tensor-parallel size must divide it."""
 
     def choice(self) -> TokenizerChoice:
         """What ``build_tokenizer`` takes."""

@@ -49,7 +49,7 @@ class TrainingConfig:
     manual_gc_interval: int = operational(0)
     """Iterations between collections with --manual-gc; 0: only at the start and around evaluations."""
     manual_gc_eval: bool = operational(True, flags=("--no-manual-gc-eval",), negates=True)
-    """With --manual-gc: collect before and after each evaluation."""
+    """Collections before and after each evaluation, with --manual-gc."""
     exit_interval: int | None = operational(None)
     """Stop after an iteration that this number divides, saving first where --save is given."""
     exit_duration_in_mins: int | None = operational(None)
@@ -59,7 +59,7 @@ class TrainingConfig:
     exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = operational("SIGTERM")
     """The signal that --exit-signal-handler waits for."""
     check_for_nan_in_loss_and_grad: bool = operational(True)
-    """Stop every rank when a loss or gradient is not finite, naming where (exit code 4)."""
+    """Stopping every rank when a loss or gradient is not finite, naming where (exit code 4)."""
     check_weight_hash_across_dp_replicas_interval: int | None = operational(None)
     """Iterations between comparisons of weights, and of optimizer state that is not cut, over data-parallel ranks; a
     difference stops every rank, naming rank and tensor (exit code 4). None when not given."""

@@ -34,8 +34,21 @@ def test_help_shows_every_spelling_and_text():
     for cls in config_classes().values():
         for flag in flags_of(cls):
             assert all(spelling in text for spelling in flag.spellings)
-            assert flag.text in words
+            assert flag.help in words
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_help_says_what_a_flag_does_as_it_is_typed():
+    words = " ".join(help_text("pretrain_hybrid.py").split())
+    for said in (
+        "--disable-bias-linear Switches off: bias in the linear layers",
+        "--disable-mmap-bin-files Switches off: mapping .bin files",
+        "--no-save-optim Switches off: moments and step count in checkpoints",
+        "--bf16 Compute in bfloat16",
+    ):
+        assert said in words
+    flags = [flag for cls in config_classes().values() for flag in flags_of(cls)]
+    assert [f.name for f in flags if f.help.startswith("Switches off: ") != (f.is_switch and f.default is True)] == []
 
 
 def test_help_is_asked_for_by_two_spellings():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from megatron.core.config.fields import flags_of
+from megatron.core.config.optimizer import DistributedDataParallelConfig, OptimizerConfig, SchedulerConfig
 from megatron.training.cli.parser import our_flags, parse
+from megatron.training.config.checkpoint import CheckpointConfig
 from megatron.training.config.legacy_table import MEGATRON_FLAGS
 from tests.architecture.sources import ROOT
 
@@ -25,6 +28,12 @@ def test_no_flag_is_unknown() -> None:
 def test_table_says_nothing_about_flags_that_are_settings() -> None:
     """A flag that was taken over leaves the table, or it would be listed twice."""
     assert [name for name in our_flags() if MEGATRON_FLAGS.find(name) is not None] == []
+
+
+@pytest.mark.parametrize("cls", [OptimizerConfig, SchedulerConfig, DistributedDataParallelConfig, CheckpointConfig])
+def test_groups_taken_over_whole_are_filed_as_megatrons(cls: type) -> None:
+    ours = [flag.spellings[0] for flag in flags_of(cls) if not set(flag.spellings) & set(NAMES)]
+    assert ours == (["--new-logical-layout"] if cls is CheckpointConfig else [])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in our_flags()])
