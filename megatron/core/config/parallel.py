@@ -27,5 +27,5 @@ class ModelParallelConfig:
     logical_reduce_block_size: int | None = layout(None)
     """Consecutive logical shards whose gradients are summed first (B); default: min(LDP, max(1, 8 // TP))."""
     overlap_p2p_communication: bool = layout(True)
-    """Sending and receiving beside passes that do not need what is on its way, between pipeline stages that hold several
-    chunks. Stages with one chunk never do."""
+    """Sending and receiving beside passes that do not need what is on its way, between pipeline stages that hold
+    several chunks. Stages with one chunk never do."""
