@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
         seed=arguments.seed,
         sizes=_sizes(arguments),
         turn="run",
-        meet=lambda failed: failed,
+        meet=lambda wrong: wrong,
         use_cache=False,
     )
     samples = [int(word) for word in arguments.samples.split(",") if word]

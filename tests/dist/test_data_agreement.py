@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from megatron.core.config.errors import DamagedInputError
-from megatron.core.process_groups.collectives import maximum
 from megatron.core.tokenizers.null import NullTokenizer
 from megatron.training.config.data import DataConfig
 from megatron.training.data.provider import build_datasets
-from megatron.training.loop.build import agreed_digest
+from megatron.training.loop.build import agreed_digest, first_of_ranks
 from tests.support.data import write_documents, write_self_data
 from tests.support.ranks import groups_for_test, run_ranks
 
@@ -25,7 +23,9 @@ def digest_of_own_copy(folder: str, lengths_by_rank: tuple[tuple[int, ...], ...]
     place.mkdir()
     data = write_self_data(place, lengths_by_rank[dist.get_rank()])
     config = DataConfig(data_path=(data.prefix,), split="1")
-    splits = build_datasets(config, None, sequence_length=8, seed=1, sizes=(9, 0, 0), turn="machine", meet=bool)
+    splits = build_datasets(
+        config, None, sequence_length=8, seed=1, sizes=(9, 0, 0), turn="machine", meet=lambda wrong: wrong
+    )
     try:
         return agreed_digest(splits, groups)
     except DamagedInputError as error:
@@ -41,7 +41,7 @@ def test_equal_copies_agree(tmp_path: Path) -> None:
 def test_different_copies_stop_every_rank(tmp_path: Path) -> None:
     one, two = run_ranks(2, digest_of_own_copy, str(tmp_path), ((20, 30, 40), (20, 31, 40)))
     assert one == two
-    assert "the data of rank 1 are not those of rank 0" in one
+    assert f"the data of rank 1 are not those of rank 0: copies that differ: {tmp_path}/1/" in one
 
 
 def outcome_of_reading(folder: str, faulty: int, own_copies: bool, vocab_size: int) -> str:
@@ -63,7 +63,7 @@ def outcome_of_reading(folder: str, faulty: int, own_copies: bool, vocab_size: i
             seed=1,
             sizes=(9, 0, 0),
             turn=turn,
-            meet=lambda failed: bool(maximum(groups.world, torch.tensor(int(failed)))),
+            meet=lambda wrong: first_of_ranks(groups, wrong),
         )
     except DamagedInputError as error:
         return str(error)
@@ -88,5 +88,6 @@ def test_an_id_outside_the_vocabulary_stops_every_rank(tmp_path: Path, own_copie
     """On a disk that all share the first rank sees it; on own disks the first rank of the machine that has it."""
     outcomes = run_ranks(2, outcome_of_reading, str(tmp_path), faulty, own_copies, 512)
     assert all(word in outcomes[faulty] for word in NAMED), outcomes
-    assert outcomes[1 - faulty] == "another rank stopped at the data and says why"
+    why = f"stopped at the data, as another rank did: rank {faulty}: {outcomes[faulty]}"
+    assert outcomes[1 - faulty] == why, "the file is named by every rank"
     assert run_ranks(2, outcome_of_reading, str(tmp_path), faulty, own_copies, 601) == ["read", "read"]

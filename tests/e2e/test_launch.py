@@ -126,7 +126,7 @@ def test_an_id_beyond_the_vocabulary_stops_every_rank_by_itself(tmp_path: Path) 
     assert "Signal" not in done.stderr
     assert f"error on rank 0: {prefix}.bin: token id 600 at position 0 of document 7" in done.stderr
     assert "509 ids; change --data-path, or --tokenizer-type" in done.stderr
-    assert "error on rank 1: another rank stopped at the data" in done.stderr
+    assert f"error on rank 1: stopped at the data, as another rank did: rank 0: {prefix}.bin: token id" in done.stderr
 
 
 def test_a_port_in_use_ends_quickly() -> None:

@@ -98,7 +98,7 @@ def build_datasets(
     seed: int,
     sizes: Sequence[int | None],
     turn: Turn,
-    meet: Callable[[bool], bool],
+    meet: Callable[[str | None], str | None],
     use_cache: bool = True,
 ) -> Splits:
     """Train, valid and test data; called by every rank with the same arguments but ``turn``.
@@ -106,8 +106,8 @@ def build_datasets(
     Every rank opens and checks the files. The first rank of the run writes the indices into the cache and looks for
     ids outside the vocabulary, which reads a data set whole when it is new. Then the first rank of each machine does,
     where the cache does not have them: the folders may be on a disk of each machine. Then the others map the indices.
-    After each of the four all ranks meet: ``meet(failed)`` returns on every rank whether it was true on any, so that
-    all of them stop for what one has found.
+    After each of the four all ranks meet: ``meet(wrong)`` is given what is wrong here, or ``None``, and returns on
+    every rank what is wrong on the first that has anything, with its number, so that all stop for what one has found.
 
     Args:
         tokenizer: bounds the ids and names eod and pad; without one ids are not checked and no loss is masked.
@@ -141,10 +141,15 @@ def build_datasets(
     return Splits(**{name: built.get(name) for name in SPLIT_NAMES}, absent=plans.absent)
 
 
-def _stop_together(failure: ConfigError | DamagedInputError | OSError | None, meet: Callable[[bool], bool]) -> None:
-    """Raise where any rank has failed: its own failure on a rank that has one."""
-    if meet(failure is not None):
-        raise failure or DamagedInputError("another rank stopped at the data and says why")
+def _stop_together(
+    failure: ConfigError | DamagedInputError | OSError | None, meet: Callable[[str | None], str | None]
+) -> None:
+    """Raise where any rank has failed: its own failure on a rank that has one, else the words of another."""
+    wrong = meet(None if failure is None else str(failure))
+    if isinstance(failure, OSError):
+        raise DamagedInputError(str(failure)) from failure
+    if wrong is not None:
+        raise failure or DamagedInputError(f"stopped at the data, as another rank did: {wrong}")
 
 
 def data_digest(splits: Splits) -> str:
@@ -155,6 +160,15 @@ def data_digest(splits: Splits) -> str:
     """
     content = {name: None if data is None else _facts(data) for name, data in splits.by_name().items()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def source_digests(splits: Splits) -> list[tuple[str, str]]:
+    """Name and ``content_digest`` of every data set behind the splits, in order."""
+    found: list[tuple[str, str]] = []
+    for data in splits.by_name().values():
+        members = data.members if isinstance(data, BlendedDataset) else [data] * (data is not None)
+        found += [(member.source.name, member.source.content_digest()) for member in members]
+    return found
 
 
 def _facts(data: Dataset) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
@@ -18,7 +19,7 @@ from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import OpTable, build_table
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import plan_schedule
-from megatron.core.process_groups.collectives import gather_objects, maximum
+from megatron.core.process_groups.collectives import gather_objects
 from megatron.core.process_groups.groups import Placement, ProcessGroups, create_process_groups, gather_nodes
 from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, OrderedSums
 from megatron.core.process_groups.topology import LogicalLayout
@@ -36,7 +37,7 @@ from megatron.training.config.resolve import (
 from megatron.training.config.run import RunConfig
 from megatron.training.data.batches import BatchReader, SampleSource
 from megatron.training.data.evaluation import EvalShape, WithoutLossBeyond, plan_full_validation
-from megatron.training.data.provider import Dataset, Splits, build_datasets, data_digest, tokenizer_from
+from megatron.training.data.provider import Dataset, Splits, build_datasets, data_digest, source_digests, tokenizer_from
 from megatron.training.loop.replay import ReplayCheck
 from megatron.training.loop.reports import ReportedLayers
 from megatron.training.loop.step import StepShape, TrainStep
@@ -139,7 +140,7 @@ def assemble_run(
         seed=config.training.seed,
         sizes=_split_sizes(config),
         turn="run" if launch.rank == 0 else "machine" if launch.local_rank == 0 else "others",
-        meet=lambda failed: _any_rank(groups, failed),
+        meet=lambda wrong: first_of_ranks(groups, wrong),
     )
     tracing = Tracing(config.trace, groups) if config.trace.trace_dir else None
     interval = config.training.replay_check_interval
@@ -177,9 +178,10 @@ def assemble_run(
     )
 
 
-def _any_rank(groups: ProcessGroups, here: bool) -> bool:
-    """Whether something is true on any rank; collective."""
-    return bool(maximum(groups.world, torch.tensor(int(here), dtype=torch.int64, device=groups.device)))
+def first_of_ranks(groups: ProcessGroups, wrong: str | None) -> str | None:
+    """What is wrong on the first rank that says so, with its number; collective."""
+    said = gather_objects(groups.world, wrong)
+    return next((f"rank {rank}: {words}" for rank, words in enumerate(said) if words is not None), None)
 
 
 def agreed_digest(splits: Splits, groups: ProcessGroups) -> str:
@@ -188,11 +190,17 @@ def agreed_digest(splits: Splits, groups: ProcessGroups) -> str:
     Raises:
         DamagedInputError: machines hold different data under the same paths.
     """
-    digests = gather_objects(groups.world, data_digest(splits))
-    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    mine = data_digest(splits), source_digests(splits)
+    found = cast(list[tuple[str, list[tuple[str, str]]]], gather_objects(groups.world, mine))
+    others = [rank for rank, (digest, _) in enumerate(found) if digest != found[0][0]]
     if others:
-        raise DamagedInputError(f"the data of rank {others[0]} are not those of rank 0: copies that differ ({others})")
-    return str(digests[0])
+        (_, theirs), (_, first) = found[others[0]], found[0]
+        names = [name for (name, content), (_, known) in zip(theirs, first, strict=False) if content != known]
+        what = f"copies that differ: {', '.join(names)}" if names else "indices that differ"
+        raise DamagedInputError(
+            f"the data of rank {others[0]} are not those of rank 0: {what} (ranks {', '.join(map(str, others))})"
+        )
+    return found[0][0]
 
 
 def _float_sums(config: RunConfig, ops: OpTable) -> FloatSums:

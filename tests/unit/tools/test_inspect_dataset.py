@@ -69,7 +69,7 @@ def test_training_reads_what_is_shown(tmp_path: Path, capsys):
     data = write_self_data(tmp_path, tuple(range(30, 60)))
     shown = _shown(capsys, "--data-path", data.prefix, "--seq-length", "8", "--train-samples", "50", "--samples", "3,4")
     config = DataConfig(data_path=(data.prefix,))
-    options = {"sequence_length": 8, "seed": 1234, "turn": "run", "meet": bool}
+    options = {"sequence_length": 8, "seed": 1234, "turn": "run", "meet": lambda wrong: wrong}
     train = build_datasets(config, None, sizes=(50, 0, 0), **options).train
     assert dict(train.index_digests).items() <= shown["train"].items()
     assert [train.raw(3).tolist(), train.raw(4).tolist()] == shown["train"]["samples"]
