@@ -235,8 +235,9 @@ def test_full_disk_on_one_rank_is_named_and_loses_nothing(
 
 
 def test_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for rank in run_legs(2, f"{QUICK} --save {tmp_path}/file/x --save-interval 1"):
+    """By all ranks together: what one machine sees of a folder before it starts is not enough."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for rank in run_legs(2, f"{QUICK} --save {tmp_path}/link/x --save-interval 1"):
         assert rank.code == 2
         assert "rank 0: " in rank.error
         assert "--save" in rank.error

@@ -11,12 +11,13 @@ class Problem:
     """One thing wrong with the configuration.
 
     ``given`` is what the user asked for, ``needed`` the rule it breaks with the numbers put in, ``change`` the flag
-    to change and how.
+    to change and how. ``local``: it may be so on one machine of several.
     """
 
     given: str
     needed: str
     change: str
+    local: bool = False
 
     def __str__(self) -> str:
         return f"given {self.given}; needed: {self.needed}; change: {self.change}"

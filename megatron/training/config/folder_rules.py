@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from megatron.core.config.errors import Problem
@@ -9,28 +10,46 @@ from megatron.core.dist_checkpointing.facts import FACTS_FILE
 from megatron.core.dist_checkpointing.folder import MARKER_FILE
 from megatron.training.config.run import RunConfig
 
+_OF_FIRST_RANK = ("--run-dir", "--tensorboard-dir")
 
-def folder_problems(config: RunConfig) -> list[Problem]:
-    """Paths that cannot be the folders they are named as; a folder that is not there yet is made later. ``--save`` is
-    tried by all ranks together when the run is built."""
-    named = {
+
+def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
+    """Paths that cannot be the folders they are named as; a folder that is not there yet is made later. What only the
+    first rank writes need not be writable for others."""
+    written = {
+        "--save": config.checkpoint.save,
         "--run-dir": config.logging.run_dir,
         "--tensorboard-dir": config.logging.tensorboard_dir,
         "--fingerprint-dir": config.fingerprint.fingerprint_dir,
         "--trace-dir": config.trace.trace_dir,
-        "--load": config.checkpoint.load,
+        "--data-cache-path": config.data.data_cache_path,
     }
+    read = {"--load": config.checkpoint.load, "--pretrained-checkpoint": config.checkpoint.pretrained_checkpoint}
     problems = []
-    for flag, path in named.items():
-        if path is not None and _is_no_folder(Path(path)):
-            problems.append(Problem(f"{flag} {path}, which is a file or lies below one", "a folder", flag))
-    return problems + _load_problems(config.checkpoint.load)
+    for flag, path in {**written, **read}.items():
+        write = flag in written and (rank == 0 or flag not in _OF_FIRST_RANK)
+        reason = None if path is None else _unusable(path, write=write)
+        if reason is not None:
+            needed = "a folder that can be written, or a new one" if flag in written else "a folder that can be read"
+            change = f"{flag} to the name of another folder, or leave it out"
+            problems.append(Problem(f"{flag} {path or repr(path)}, {reason}", needed, change, local=True))
+    return problems or _load_problems(config.checkpoint.load)
 
 
-def _is_no_folder(path: Path) -> bool:
-    """True where the nearest part of the path that exists is not a folder."""
-    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
-    return not existing.is_dir()
+def _unusable(name: str, *, write: bool) -> str | None:
+    """Why the path is no folder to write into, or to read from; ``None`` where nothing speaks against it."""
+    if not name:
+        return "which is empty"
+    path = Path(name)
+    try:
+        existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+    except OSError as error:
+        return f"which cannot be looked at ({error.strerror})"
+    if not existing.is_dir():
+        return "which is a file" if existing == path else f"which lies below the file {existing}"
+    if not os.access(existing, os.R_OK | os.X_OK | (os.W_OK if write else 0)):
+        return f"where {existing} cannot be {'written' if write else 'read'}"
+    return None
 
 
 def _load_problems(load: str | None) -> list[Problem]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from megatron.core.config.errors import (
     ConfigError,
     DamagedInputError,
-    Problem,
     SaveFailedError,
     TrainingStoppedError,
 )
@@ -63,12 +62,13 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
         launch = find_launch(environment)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from error
-    source = find_source(parsed.config.checkpoint)
+    folders = folder_problems(parsed.config, launch.rank)
+    source = None if folders else find_source(parsed.config.checkpoint)
     world_size = parsed.config.distributed.dry_run_world_size or launch.world_size
     given = with_stored_layout(parsed.config, source, world_size)
     problems += without_repeats(config_problems(given, world_size), parsed.doubtful)
     problems += environment_problems(environment, given.numerics)
-    problems += folder_problems(given)
+    problems += folders
     if problems:
         raise ConfigError(problems)
     config = resolve(given, world_size)
@@ -102,7 +102,7 @@ def checked_config(argv: Sequence[str]) -> RunConfig:
     try:
         start = start_up(argv, environment)
     except ConfigError as error:
-        local = _is_local(error.problems)
+        local = any(problem.local for problem in error.problems)
         raise SystemExit(refuse(error, rank_or_zero(environment), local=local)) from error
     except DamagedInputError as error:
         raise SystemExit(refuse(error, rank_or_zero(environment))) from error
@@ -128,10 +128,6 @@ def refuse(error: ConfigError | DamagedInputError, rank: int, *, local: bool = F
     if local:
         print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
     return error.exit_code
-
-
-def _is_local(problems: Sequence[Problem]) -> bool:
-    return any("in the environment" in problem.given for problem in problems)
 
 
 def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:

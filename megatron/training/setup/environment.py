@@ -67,7 +67,8 @@ class _Reader:
 
     def refuse(self, given: str, needed: str, name: str) -> None:
         """Note a problem with a variable of the environment."""
-        self.problems.append(Problem(f"{given} in the environment", needed, f"{name}, which the launcher sets"))
+        change = f"{name}, which the launcher sets"
+        self.problems.append(Problem(f"{given} in the environment", needed, change, local=True))
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch:

@@ -155,6 +155,7 @@ def environment_problems(environment: Mapping[str, str], numerics: NumericsConfi
             f"{pin.name}={environment[pin.name]} in the environment with --deterministic-mode",
             f"{pin.accepted}, or the variable not set",
             f"{pin.name}, or --determinism-allow-env {pin.name} to run with it and record it",
+            local=True,
         )
         for pin in PINS
         if pin.name in environment and pin.name not in allowed and not pin.holds(environment[pin.name])

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from megatron.core.config.errors import ConfigError
 from megatron.training.config.folder_rules import folder_problems
-from tests.support.settings import given
+from megatron.training.setup.command_line import start_up
+from tests.support.settings import SMALL, given
+
+WRITTEN = ("--save", "--run-dir", "--tensorboard-dir", "--fingerprint-dir", "--trace-dir", "--data-cache-path")
+READ = ("--load", "--pretrained-checkpoint")
 
 
-@pytest.mark.parametrize("flag", ["--run-dir", "--tensorboard-dir", "--fingerprint-dir", "--trace-dir", "--load"])
+@pytest.mark.parametrize("flag", [*WRITTEN, *READ])
 def test_a_file_is_no_folder(flag: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    for path in (file, file / "below"):
-        (problem,) = folder_problems(given(flag, str(path)))
-        assert flag in str(problem)
-        assert str(path) in str(problem)
+    for path, reason in (
+        (str(file), f"{file}, which is a file"),
+        (f"{file}/below", f"{file}/below, which lies below the file {file}"),
+        ("", "'', which is empty"),
+        ("x" * 300, f"{'x' * 300}, which cannot be looked at (File name too long)"),
+    ):
+        (problem,) = folder_problems(given(flag, path))
+        assert problem.given == f"{flag} {reason}"
+        assert problem.change.startswith(flag)
+        assert problem.local, "another machine may have a folder there"
+
+
+@pytest.mark.parametrize("flag", WRITTEN)
+def test_a_folder_that_cannot_be_written(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    (problem,) = folder_problems(given(flag, f"{tmp_path}/new"))
+    assert problem.given == f"{flag} {tmp_path}/new, where {tmp_path} cannot be written"
+    assert bool(folder_problems(given(flag, str(tmp_path)), rank=1)) == (flag not in ("--run-dir", "--tensorboard-dir"))
+
+
+@pytest.mark.parametrize("flag", WRITTEN)
+def test_it_is_said_before_torch_is_loaded(flag: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    words = [*SMALL, "--load", str(file), flag, str(file), *(["--save-interval", "1"] if flag == "--save" else [])]
+    with pytest.raises(ConfigError) as refused:
+        start_up(words, {})
+    assert [problem.given.partition(",")[0] for problem in refused.value.problems] == [
+        f"{flag} {file}",
+        f"--load {file}",
+    ]
 
 
 def test_folders_there_or_not_yet_are_taken(tmp_path: Path) -> None:
