@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Lint, gates and tests, by one name for developers and CI.
 #
-#   bash tests/run.sh                     everything a machine without a GPU can run
-#   bash tests/run.sh tests/unit -k norm  further arguments go to pytest
+#   bash tests/run.sh                     everything a machine without a GPU can run, in one process for each core
+#   bash tests/run.sh tests/unit -k norm  further arguments go to pytest, which is then one process
 #   bash tests/run.sh -m gpu              the GPU tests, with the python3 that holds a CUDA torch; no .venv, no lint
 #
-# Lint, types, import layers and the other gates are tests in tests/architecture and come first.
+# Lint, types, import layers and the other gates are tests in tests/architecture and come first. Side by side run whole
+# files, in the order of their names: tests of a file share what its first one made, and the long files come early.
+# Four processes at most, because each starts up to eight ranks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,6 +32,9 @@ if [[ $marker == gpu ]]; then
 fi
 
 bash tools/venv.sh data,observe,oracle,test
+if (($# == 0)); then
+    set -- -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+fi
 if [[ -z $marker ]]; then
     exec .venv/bin/python -m pytest -m "not gpu and not slow" "$@"
 fi

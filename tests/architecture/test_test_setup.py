@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import random
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -39,6 +40,31 @@ def test_gpu_suite_runs_pytest_of_that_python3_and_keeps_its_exit_code(tmp_path:
     done = run_gpu_suite(tmp_path, '[ "$1" = -c ] && exit 0; echo "$@" "$OMP_NUM_THREADS"; exit 5')
     assert done.returncode == 5
     assert done.stdout == "-m pytest -m gpu -x 1\n"
+
+
+def pytest_arguments(folder: Path, *arguments: str) -> list[str]:
+    """What ``tests/run.sh`` with these arguments hands to pytest, in a tree whose Python says what it was given."""
+    for path, text in {"tools/venv.sh": "", ".venv/bin/python": '#!/bin/sh\necho "$OMP_NUM_THREADS" "$@"\n'}.items():
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_text(text)
+        (folder / path).chmod(0o755)
+    (folder / "tests").mkdir()
+    script = shutil.copy(ROOT / "tests/run.sh", folder / "tests")
+    done = subprocess.run(["bash", script, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    threads, *words = done.stdout.split(" ")
+    assert (threads, words[:2]) == ("1", ["-m", "pytest"])
+    return " ".join(words[2:]).split()
+
+
+def test_whole_run_is_side_by_side_by_files(tmp_path: Path) -> None:
+    words = pytest_arguments(tmp_path)
+    assert words[:6] == ["-m", "not", "gpu", "and", "not", "slow"]
+    assert words[6:] == ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+
+
+@pytest.mark.parametrize("given", [["tests/unit", "-k", "norm"], ["-x"]])
+def test_arguments_go_to_one_process(tmp_path: Path, given: list[str]) -> None:
+    assert pytest_arguments(tmp_path, *given) == ["-m", "not", "gpu", "and", "not", "slow", *given]
 
 
 def test_ci_runs_what_developers_run() -> None:
