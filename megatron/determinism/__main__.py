@@ -26,7 +26,7 @@ from typing import Any
 
 from megatron.determinism.compare import compare
 from megatron.determinism.trace_commands import COMMANDS, TAKE_LAUNCH, add_trace_commands, run_trace_command
-from megatron.determinism.verify import default_folder, verify
+from megatron.determinism.verify import default_folder, output_folder, verify
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage="megatron-determinism verify [--runs N] [--resume-at N[,M..]] [--dir DIR] [--json] -- LAUNCH ...",
     )
     legs.add_argument("--runs", type=int, default=2, help="number of legs (default: 2)")
-    legs.add_argument("--dir", type=Path, help="folder for the legs (default: runs/verify_TIME)")
+    legs.add_argument("--dir", type=output_folder, help="folder for the legs (default: runs/verify_TIME)")
     legs.add_argument("--json", action="store_true", help="print one JSON object")
     legs.add_argument(
         "--resume-at",
@@ -93,7 +93,7 @@ def _add_tax(commands: Any) -> None:
     tax.add_argument(
         "--warm-up", type=int, metavar="N", help="iterations of a leg to leave out (default: a third, 1 to 10)"
     )
-    tax.add_argument("--dir", type=Path, help="folder for the legs and the report (default: runs/tax_TIME)")
+    tax.add_argument("--dir", type=output_folder, help="folder for the legs and the report (default: runs/tax_TIME)")
     tax.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -15,6 +15,7 @@ from megatron.determinism.bisect import bisect
 from megatron.determinism.replay import replay
 from megatron.determinism.trace_compare import trace_compare
 from megatron.determinism.validate import validate
+from megatron.determinism.verify import output_folder
 
 COMMANDS = ("trace-compare", "bisect", "validate", "replay")
 TAKE_LAUNCH = COMMANDS[1:]
@@ -34,7 +35,9 @@ def add_trace_commands(commands: Any) -> None:
         help="run a command in pairs, traced closer each time, until the operation that differs is found",
         usage="megatron-determinism bisect [--dir DIR] [--against 'LAUNCH2'] [--json] -- LAUNCH ...",
     )
-    search.add_argument("--dir", type=Path, help="folder for the legs and the reproducer (default: runs/bisect_TIME)")
+    search.add_argument(
+        "--dir", type=output_folder, help="folder for the legs and the reproducer (default: runs/bisect_TIME)"
+    )
     search.add_argument("--against", metavar="LAUNCH2", help="second command, in one word (default: the same again)")
     search.add_argument("--json", action="store_true", help="print one JSON object")
     fix = commands.add_parser(
@@ -56,7 +59,7 @@ def add_trace_commands(commands: Any) -> None:
     again.add_argument("--iterations", type=window, required=True, metavar="A:B", help="iterations to trace")
     again.add_argument("--original", type=Path, required=True, help="fingerprint folder of the run to replay")
     again.add_argument("--trace-level", choices=LEVELS, default="op", help="how closely to trace (default: op)")
-    again.add_argument("--dir", type=Path, help="folder for the replay (default: runs/replay_TIME)")
+    again.add_argument("--dir", type=output_folder, help="folder for the replay (default: runs/replay_TIME)")
     again.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from megatron.determinism.compare import compare
 from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit, Outcome
+from megatron.training.config.folder_rules import unusable
 
 _FLAG = "--fingerprint-dir"
 _SAVING = ("--save", "--load", "--save-interval", "--persistent-save-interval", "--exit-interval", "--ckpt-step")
@@ -22,6 +24,18 @@ _NEVER = "1000000000"
 def default_folder(now: datetime.datetime) -> Path:
     """Where the legs go when no folder is named."""
     return Path("runs") / f"verify_{now:%Y%m%d_%H%M%S}"
+
+
+def output_folder(text: str) -> Path:
+    """A folder that can be written, or a new one, from the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such thing.
+    """
+    reason = unusable(text, write=True)
+    if reason is not None:
+        raise argparse.ArgumentTypeError(f"{text or repr(text)}, {reason}: a folder that can be written, or a new one")
+    return Path(text)
 
 
 def verify(launch: Sequence[str], folder: Path, *, runs: int, resume_at: Sequence[int] = ()) -> Outcome:

@@ -28,7 +28,7 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
     problems = []
     for flag, path in {**written, **read}.items():
         write = flag in written and (rank == 0 or flag not in _OF_FIRST_RANK)
-        reason = None if path is None else _unusable(path, write=write)
+        reason = None if path is None else unusable(path, write=write)
         if reason is not None:
             needed = "a folder that can be written, or a new one" if flag in written else "a folder that can be read"
             change = f"{flag} to the name of another folder, or leave it out"
@@ -36,8 +36,9 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
     return problems or _load_problems(config.checkpoint.load)
 
 
-def _unusable(name: str, *, write: bool) -> str | None:
-    """Why the path is no folder to write into, or to read from; ``None`` where nothing speaks against it."""
+def unusable(name: str, *, write: bool) -> str | None:
+    """Why a path is no folder to write into, or to read from, as "which is a file"; ``None`` where nothing speaks
+    against it. A folder that is not there yet is taken."""
     if not name:
         return "which is empty"
     path = Path(name)
