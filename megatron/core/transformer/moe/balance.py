@@ -39,7 +39,7 @@ class _AttachLoss(torch.autograd.Function):
         return grad, ctx.one * ctx.scale, None
 
 
-def count_choices(ids_Tk: torch.Tensor, num_experts: int, kept_Tk: torch.Tensor | None = None) -> torch.Tensor:
+def table_of_choices(ids_Tk: torch.Tensor, num_experts: int, kept_Tk: torch.Tensor | None = None) -> torch.Tensor:
     """Boolean ``[T, E]``: expert e is among the choices of token t, of those that are kept. A token's ids differ."""
     chosen_TE = torch.zeros(ids_Tk.shape[0], num_experts, dtype=torch.bool, device=ids_Tk.device)
     return chosen_TE.scatter_(1, ids_Tk, True) if kept_Tk is None else chosen_TE.scatter_(1, ids_Tk, kept_Tk)
@@ -109,7 +109,7 @@ class AuxiliaryLosses:
         losses = []
         if self.balancing:
             p_TE = self._normalised(logits_TE, score_TE)
-            chosen_TE = count_choices(self._topk(p_TE.detach(), None, self.topk), self.num_experts)
+            chosen_TE = table_of_choices(self._topk(p_TE.detach(), None, self.topk), self.num_experts)
         for kind, coefficient in self.balancing:
             if kind == "global_aux_loss":
                 loss = self._global_loss(p_TE, chosen_TE, microbatch)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from megatron.core.transformer.moe.balance import count_choices
+from megatron.core.transformer.moe.balance import table_of_choices
 
 TopK = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
 
@@ -23,7 +23,7 @@ def choose_in_groups(score_TE: torch.Tensor, k: int, num_groups: int, group_topk
     grouped = score_TE.view(tokens * num_groups, experts // num_groups)
     best = grouped.gather(1, topk(grouped, None, k // group_topk))
     worth_TG = best.sum(dim=-1).view(tokens, num_groups)
-    allowed_TG = count_choices(topk(worth_TG, None, group_topk), num_groups)
+    allowed_TG = table_of_choices(topk(worth_TG, None, group_topk), num_groups)
     allowed_TE = allowed_TG.repeat_interleave(experts // num_groups, dim=1)
     return topk(score_TE.masked_fill(~allowed_TE, -math.inf), None, k)
 
@@ -44,16 +44,16 @@ def expert_capacity(tokens: int, k: int, num_experts: int, factor: float) -> int
 def within_capacity(
     ids_Tk: torch.Tensor,
     weight_Tk: torch.Tensor,
-    num_experts: int,
+    chosen_TE: torch.Tensor,
     capacity: int,
     policy: Literal["probs", "position"],
 ) -> torch.Tensor:
     """Boolean ``[T, k]``: which choices an expert that takes ``capacity`` tokens keeps: those with the largest weight
-    (equal ones: the earlier token), or the earliest tokens."""
+    (equal ones: the earlier token), or the earliest tokens. ``chosen_TE`` is the table of all choices."""
     if policy == "position":
-        place_TE = count_choices(ids_Tk, num_experts).cumsum(dim=0) - 1
+        place_TE = chosen_TE.cumsum(dim=0) - 1
     else:
-        worth_TE = weight_Tk.new_full((ids_Tk.shape[0], num_experts), -math.inf).scatter_(1, ids_Tk, weight_Tk)
+        worth_TE = weight_Tk.new_full(chosen_TE.shape, -math.inf).scatter_(1, ids_Tk, weight_Tk)
         order_TE = torch.sort(worth_TE, dim=0, descending=True, stable=True).indices
         steps_TE = torch.arange(ids_Tk.shape[0], device=ids_Tk.device).unsqueeze(1).expand_as(order_TE)
         place_TE = torch.empty_like(order_TE).scatter_(0, order_TE, steps_TE)

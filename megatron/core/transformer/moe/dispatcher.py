@@ -17,7 +17,6 @@ import torch
 from megatron.core.process_groups.collectives import all_to_all, all_to_all_rows
 from megatron.core.process_groups.groups import Group
 from megatron.core.tensor_parallel.context import ModelContext
-from megatron.core.transformer.moe.balance import count_choices
 from megatron.core.transformer.moe.router import Routing
 
 
@@ -39,13 +38,12 @@ class Exchange:
     unsort: torch.Tensor | None = None
 
 
-def rows_to_send(
-    ids_Tk: torch.Tensor, rows_E: torch.Tensor, ep: int, etp: int, kept_Tk: torch.Tensor | None = None
-) -> torch.Tensor:
+def rows_to_send(routing: Routing, ep: int, etp: int) -> torch.Tensor:
     """``[T, k * etp]``: the row of every copy when rows are sorted by (owner of the expert, expert-tensor rank,
     expert, token); -1 for choices that are not kept. An expert has ``rows_E`` rows, of which the last may be unused."""
+    ids_Tk, rows_E, kept_Tk = routing.ids_Tk, routing.rows_E, routing.kept_Tk
     # Scans along a row: the scan down a column is a hundred times slower on a GPU.
-    up_to_ET = count_choices(ids_Tk, rows_E.shape[0], kept_Tk).t().contiguous().cumsum(dim=1)
+    up_to_ET = routing.taken_TE.t().contiguous().cumsum(dim=1)
     start_E = rows_E.cumsum(0) - rows_E
     row_Tk = up_to_ET.gather(0, ids_Tk.t()).t().contiguous() - 1 + start_E[ids_Tk]
     if kept_Tk is not None:
@@ -116,7 +114,7 @@ class TokenDispatcher:
         """Exchange counts and lay out the rows. Where there are several ranks, or dropped choices, the host waits for
         the device once: it needs the sizes of the exchange."""
         group, ep, etp = self.groups.expert, self.groups.ep.size, self.groups.etp.size
-        rows_E, row_of_TJ = routing.rows_E, rows_to_send(routing.ids_Tk, routing.rows_E, ep, etp, routing.kept_Tk)
+        rows_E, row_of_TJ = routing.rows_E, rows_to_send(routing, ep, etp)
         if group.size == 1:
             total = routing.ids_Tk.numel() if routing.kept_Tk is None else int(rows_E.sum())
             ends_E = rows_E.cumsum(0, dtype=torch.int32)

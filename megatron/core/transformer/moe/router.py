@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import linear
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
 from megatron.core.transformer.dropout import noise_key
-from megatron.core.transformer.moe.balance import AuxiliaryLosses, count_choices
+from megatron.core.transformer.moe.balance import AuxiliaryLosses, table_of_choices
 from megatron.core.transformer.moe.choice import choose_in_groups, expert_capacity, forced_ids, within_capacity
 
 _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -27,13 +27,14 @@ class Routing:
     """Choices of this rank's tokens: expert ids ``[T, k]`` int64, ascending in each row, their weights ``[T, k]`` fp32
     and how many tokens chose each expert ``[E]`` int64.
 
-    Where experts have a capacity, ``kept_Tk`` says which choices they take; ``rows_E`` are the rows each expert gets
-    from this rank, padding included.
+    Where experts have a capacity, ``kept_Tk`` says which choices they take. ``taken_TE`` (boolean ``[T, E]``) are the
+    tokens an expert takes, ``rows_E`` the rows it gets from this rank, padding included.
     """
 
     ids_Tk: torch.Tensor
     weight_Tk: torch.Tensor
     count_E: torch.Tensor
+    taken_TE: torch.Tensor
     rows_E: torch.Tensor
     kept_Tk: torch.Tensor | None = None
 
@@ -131,18 +132,19 @@ class TopKRouter(torch.nn.Module):
         factor = self.config.moe_router_topk_scaling_factor
         return weight_Tk if factor is None else weight_Tk * factor
 
-    def _limited(self, ids_Tk: torch.Tensor, weight_Tk: torch.Tensor, count_E: torch.Tensor) -> Routing:
-        """The routing, with what an expert's capacity leaves of it."""
+    def _limited(self, routing: Routing) -> Routing:
+        """What an expert's capacity leaves of a routing without one."""
         config, factor = self.config, self.config.moe_expert_capacity_factor
         if factor is None:
-            return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E, rows_E=count_E)
-        experts = config.num_moe_experts
+            return routing
+        ids_Tk, count_E, experts = routing.ids_Tk, routing.count_E, config.num_moe_experts
         capacity = expert_capacity(ids_Tk.shape[0], config.moe_router_topk, experts, factor)
         policy = config.moe_token_drop_policy
-        kept_Tk = within_capacity(ids_Tk, weight_Tk.detach(), experts, capacity, policy)
+        kept_Tk = within_capacity(ids_Tk, routing.weight_Tk.detach(), routing.taken_TE, capacity, policy)
         padded = config.moe_pad_expert_input_to_capacity
         rows_E = torch.full_like(count_E, capacity) if padded else count_E.clamp(max=capacity)
-        return Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E, rows_E=rows_E, kept_Tk=kept_Tk)
+        taken_TE = table_of_choices(ids_Tk, experts, kept_Tk)
+        return replace(routing, taken_TE=taken_TE, rows_E=rows_E, kept_Tk=kept_Tk)
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> Routing:
         """Route this rank's tokens; auxiliary losses are attached to the weights and reported."""
@@ -151,9 +153,12 @@ class TopKRouter(torch.nn.Module):
         score_TE = self._score(logits_TE)
         ids_Tk = self._choose(score_TE.detach(), batch, microbatch)
         weight_Tk = self._weights(score_TE, ids_Tk)
-        count_E = count_choices(ids_Tk, self.config.num_moe_experts).sum(dim=0)
+        chosen_TE = table_of_choices(ids_Tk, self.config.num_moe_experts)
+        count_E = chosen_TE.sum(dim=0)
         if microbatch.training:
             if self.has_bias and not microbatch.recomputing:
                 self.token_counts_E += count_E
             weight_Tk = self.losses.apply(weight_Tk, (logits_TE, score_TE), batch, self.layer, microbatch, report)
-        return self._limited(ids_Tk, weight_Tk, count_E)
+        return self._limited(
+            Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E, taken_TE=chosen_TE, rows_E=count_E)
+        )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from megatron.core.ops.router_topk.reference import router_topk
+from megatron.core.transformer.moe.balance import table_of_choices
 from megatron.core.transformer.moe.choice import choose_in_groups, expert_capacity, forced_ids, within_capacity
 
 
@@ -47,7 +48,7 @@ def test_capacity_is_a_share_rounded_up() -> None:
 def test_experts_keep_the_best_or_the_first(policy: str, capacity: int) -> None:
     ids = torch.rand(30, 6).argsort(dim=1)[:, :2].sort(dim=1).values
     weight = torch.rand(30, 2).mul(4).round().div(4)  # with many equal ones
-    kept = within_capacity(ids, weight, 6, capacity, policy)
+    kept = within_capacity(ids, weight, table_of_choices(ids, 6), capacity, policy)
     for expert in range(6):
         mine = [(t, j) for t in range(30) for j in range(2) if ids[t, j] == expert]
         if policy == "probs":

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron.core.transformer.moe.balance import count_choices
+from megatron.core.transformer.moe.balance import table_of_choices
 from megatron.core.transformer.moe.dispatcher import rows_to_send, sort_by_expert
+from megatron.core.transformer.moe.router import Routing
+
+
+def routing_of(ids: torch.Tensor, experts: int, kept: torch.Tensor | None = None) -> Routing:
+    taken = table_of_choices(ids, experts, kept)
+    count = taken.sum(0)
+    return Routing(ids_Tk=ids, weight_Tk=ids.float(), count_E=count, taken_TE=taken, rows_E=count, kept_Tk=kept)
 
 
 @pytest.mark.parametrize(("ep", "etp"), [(1, 1), (2, 1), (4, 1), (2, 2), (1, 3)])
@@ -16,8 +26,7 @@ from megatron.core.transformer.moe.dispatcher import rows_to_send, sort_by_exper
 def test_rows_are_sorted_by_receiver_then_expert_then_token(ep: int, etp: int, tokens: int) -> None:
     experts, k = 8, 3
     ids = torch.rand(tokens, experts).argsort(dim=1)[:, :k].sort(dim=1).values
-    count = count_choices(ids, experts).sum(0)
-    rows = rows_to_send(ids, count, ep, etp)
+    rows = rows_to_send(routing_of(ids, experts), ep, etp)
     per_rank = experts // ep
     wanted = sorted(
         (int(ids[t, i]) // per_rank, e, int(ids[t, i]), t, i * etp + e)
@@ -25,6 +34,25 @@ def test_rows_are_sorted_by_receiver_then_expert_then_token(ep: int, etp: int, t
     )
     assert rows.shape == (tokens, k * etp)
     assert [int(rows[t, j]) for _, _, _, t, j in wanted] == list(range(tokens * k * etp))
+
+
+class _Scatters(TorchDispatchMode):
+    """Counts what makes a table of choices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.count += "scatter" in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_routing_carries_the_table_of_choices() -> None:
+    with _Scatters() as making:
+        routing = routing_of(torch.tensor([[0, 2], [1, 2]]), 4)
+    with _Scatters() as using:
+        rows = rows_to_send(routing, 2, 1)
+    assert (making.count, using.count) == (1, 0)
+    assert rows.tolist() == [[0, 2], [1, 3]]
 
 
 def test_received_rows_are_sorted_by_expert_then_sender() -> None:
@@ -47,7 +75,7 @@ def test_dropped_choices_have_no_row_and_padding_comes_last(ep: int, etp: int, p
     kept = torch.rand(tokens, 2) > 0.4
     used = torch.tensor([int(((ids == e) & kept).sum()) for e in range(experts)])
     rows_E = torch.full_like(used, 17) if padded else used
-    rows = rows_to_send(ids, rows_E, ep, etp, kept)
+    rows = rows_to_send(replace(routing_of(ids, experts, kept), rows_E=rows_E), ep, etp)
     assert rows[~kept.repeat_interleave(etp, dim=1)].eq(-1).all()
     per_rank, start = experts // ep, 0
     for owner, r in itertools.product(range(ep), range(etp)):
