@@ -43,8 +43,13 @@ def parse(path: str, text: str) -> Source:
 @functools.cache
 def files_with(*suffixes: str) -> tuple[Source, ...]:
     """Every file of the repository whose name ends in one of ``suffixes``, in path order."""
-    found = [path for path in _walk(ROOT) if path.name.endswith(suffixes)]
-    return tuple(parse(path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in sorted(found))
+    return tuple(_source(path) for path in sorted(_walk(ROOT)) if path.name.endswith(suffixes))
+
+
+@functools.cache
+def _source(path: Path) -> Source:
+    """Read and parsed once, whatever lists it stands in."""
+    return parse(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -26,14 +26,7 @@ from megatron.core.process_groups.groups import ProcessGroups, create_process_gr
 from megatron.core.process_groups.ordered_reduce import OrderedSums
 from megatron.core.process_groups.topology import plan_topology
 
-_PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "numpy",
-    "tests.support.ranks",
-    "tests.support.tiny",
-    "tests.support.training",
-]
+_PRELOAD = ["tests.support.preload"]
 COLLECTIVE_TIMEOUT_S = 60
 
 

@@ -1,0 +1,13 @@
+"""What the server that ranks are forked from loads and works out before, once: ranks have it when they start."""
+
+from __future__ import annotations
+
+import numpy.random  # noqa: F401  # loaded by the first draw otherwise
+import pytest  # noqa: F401  # every test file imports it, and ranks import the file their function is from
+import torch.utils.serialization.config  # noqa: F401  # loaded by the first save otherwise
+
+from megatron.training.cli.parser import our_flags
+from tests.support import legs, ranks, replay, tiny, training
+
+SUPPORT = (legs, ranks, replay, tiny, training)
+FLAGS = our_flags()
