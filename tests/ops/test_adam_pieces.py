@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from megatron.core.digest.bits import same_bits
+from megatron.core.ops.adam_pieces.adamw import adamw
 from megatron.core.ops.adam_pieces.plan import UpdatePlan, UpdateRun
 from megatron.core.ops.adam_pieces.reference import adam_pieces
 from megatron.core.ops.adam_pieces.spec import DECAYS, PIECES, SCALARS, operands
-from megatron.core.ops.adam_step import reference as adam
 from megatron.core.ops.availability import installed
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.digest_pieces.definition import words_of
@@ -85,7 +85,7 @@ def test_a_piece_is_stepped_as_if_it_were_alone() -> None:
     adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=False)
     piece, at = PIECES[0], SHIFTED.buffer[0]
     cut = [flat[piece.offset : piece.offset + piece.length] for flat in alone[:3]]
-    adam.adam_step(cut[0], alone[3][at : at + piece.length], cut[1], cut[2], SCALARS)
+    adamw(cut[0], alone[3][at : at + piece.length], cut[1], cut[2], SCALARS)
     assert same_bits(cut[0], values[0][: piece.length])
     assert same_bits(values[4][at : at + piece.length], cut[0])
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from megatron.core.ops.adam_pieces.plan import UpdatePlan
-from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.adam_pieces.scalars import AdamScalars
 from megatron.core.ops.digest_pieces.table import PieceAt
 from megatron.core.ops.grouped_gemm.spec import ends_of
 
@@ -172,10 +172,6 @@ def rest(op: str) -> list[Workload]:
     """Elementwise ops and the embedding's gradient."""
     args: tuple
     numel = 1 << 28
-    if op == "adam_step":
-        scalars = AdamScalars(lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=7, clip_factor=0.5)
-        streams = tuple(torch.rand(numel, device="cuda") for _ in range(4))
-        return [Workload(label="2^28", args=(*streams, scalars), moved_bytes=28.0 * numel)]
     if op == "adam_pieces":
         return [_adam_pieces(numel, digest) for digest in (False, True)]
     if op == "blocked_fold":
@@ -232,6 +228,6 @@ WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     **{op: partial(norms, op) for op in ("rms_norm", "gated_rms_norm")},
     **{op: partial(permutation, op) for op in ("moe_permute", "moe_unpermute")},
     **{op: partial(cross_entropy, op) for op in ("cross_entropy_stats", "cross_entropy_grad")},
-    **{op: partial(rest, op) for op in ("adam_pieces", "adam_step", "blocked_fold")},
+    **{op: partial(rest, op) for op in ("adam_pieces", "blocked_fold")},
     **{op: partial(rest, op) for op in ("dropout", "rope", "embedding_grad")},
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from megatron.core.ops import (
     activation,
     adam_pieces,
-    adam_step,
     attention,
     attention_dropout,
     blocked_fold,
@@ -37,7 +36,6 @@ from megatron.core.ops.registry import Op
 ALL_OPS: tuple[Op, ...] = (
     activation.OP,
     adam_pieces.OP,
-    adam_step.OP,
     attention.OP,
     attention_dropout.OP,
     blocked_fold.OP,

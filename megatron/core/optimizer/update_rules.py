@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from megatron.core.config.optimizer import OptimizerConfig
-from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.adam_pieces.scalars import AdamScalars
 from megatron.core.ops.registry import OpTable
 from megatron.core.ops.sgd_step.scalars import SGDScalars
 from megatron.core.optimizer.sharded_state import ShardedState

@@ -23,7 +23,7 @@ OP_GROUPS: Mapping[str, tuple[str, ...]] = {
     "moe": ("moe_permute", "moe_unpermute", "router_topk"),
     "cross entropy": ("cross_entropy_stats", "cross_entropy_grad"),
     "norm": ("rms_norm", "layer_norm", "gated_rms_norm"),
-    "optimizer": ("adam_step", "sgd_step", "norm_blocks", "digest_pieces"),
+    "optimizer": ("adam_pieces", "sgd_step", "norm_blocks", "digest_pieces"),
     "ordered sum": ("blocked_fold",),
 }
 """Ops by group; kernels of other ops are elementwise."""

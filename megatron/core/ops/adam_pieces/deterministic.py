@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.ops.adam_pieces.adamw import adamw_in_parts
 from megatron.core.ops.adam_pieces.plan import UpdatePlan
 from megatron.core.ops.adam_pieces.reference import step_by_runs
-from megatron.core.ops.adam_step import deterministic as adam
-from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.adam_pieces.scalars import AdamScalars
 from megatron.core.ops.registry import Guarantee, Variant
 
 
@@ -24,7 +24,7 @@ def adam_pieces(
 ) -> torch.Tensor:
     """See the reference; the bits are the same because every operation is elementwise."""
     return step_by_runs(
-        adam.adam_step, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest
+        adamw_in_parts, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest
     )
 
 
@@ -34,10 +34,9 @@ VARIANT = Variant(
     guarantee={"cpu": Guarantee.LAYOUT, "cuda": Guarantee.LAYOUT},
     why="Elementwise, one rounded operation after the other; digests are wrapping sums of integers.",
     sources=(
-        "megatron.core.ops.adam_pieces.reference",
+        "megatron.core.ops.adam_pieces.adamw",
         "megatron.core.ops.adam_pieces.plan",
-        "megatron.core.ops.adam_step.deterministic",
-        "megatron.core.ops.adam_step.reference",
-        "megatron.core.ops.adam_step.scalars",
+        "megatron.core.ops.adam_pieces.reference",
+        "megatron.core.ops.adam_pieces.scalars",
     ),
 )

@@ -6,7 +6,7 @@ import torch
 
 from megatron.core.ops.adam_pieces.kernels.adam_pieces import adam_tiles_kernel
 from megatron.core.ops.adam_pieces.plan import UpdatePlan
-from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.adam_pieces.scalars import AdamScalars
 from megatron.core.ops.digest_pieces.deterministic_triton import sum_tiles
 from megatron.core.ops.digest_pieces.table import TILE
 from megatron.core.ops.registry import Guarantee, Variant
@@ -77,7 +77,7 @@ VARIANT = Variant(
     sources=(
         "megatron.core.ops.adam_pieces.kernels.adam_pieces",
         "megatron.core.ops.adam_pieces.plan",
-        "megatron.core.ops.adam_step.scalars",
+        "megatron.core.ops.adam_pieces.scalars",
         "megatron.core.ops.digest_pieces.kernels.digest_pieces",
         "megatron.core.ops.digest_pieces.deterministic_triton",
         "megatron.core.ops.digest_pieces.definition",

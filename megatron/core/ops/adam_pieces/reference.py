@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from megatron.core.ops.adam_pieces.adamw import adamw
 from megatron.core.ops.adam_pieces.plan import UpdatePlan
-from megatron.core.ops.adam_step import reference as adam
-from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.adam_pieces.scalars import AdamScalars
 from megatron.core.ops.digest_pieces.definition import words_of
 from megatron.core.ops.digest_pieces.reference import digest_pieces
 from megatron.core.ops.registry import Guarantee, Variant
@@ -29,13 +29,11 @@ def adam_pieces(
     scalars: AdamScalars,
     digest: bool,
 ) -> torch.Tensor:
-    """Step on every run of the plan, then ``weights`` = masters, rounded once.
+    """AdamW on every run of the plan, then ``weights`` = masters, rounded once.
 
     Returns the digests of the plan's pieces of masters, moments and weights, int64 ``[4, P, 2]``, or ``[0, P, 2]``.
     """
-    return step_by_runs(
-        adam.adam_step, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest
-    )
+    return step_by_runs(adamw, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest)
 
 
 def step_by_runs(
@@ -67,9 +65,9 @@ VARIANT = Variant(
     guarantee={"cpu": Guarantee.LAYOUT, "cuda": Guarantee.LAYOUT},
     why="Elementwise, one rounded operation after the other; digests are wrapping sums of integers.",
     sources=(
+        "megatron.core.ops.adam_pieces.adamw",
         "megatron.core.ops.adam_pieces.plan",
-        "megatron.core.ops.adam_step.reference",
-        "megatron.core.ops.adam_step.scalars",
+        "megatron.core.ops.adam_pieces.scalars",
         "megatron.core.ops.digest_pieces.definition",
         "megatron.core.ops.digest_pieces.reference",
     ),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from megatron.core.ops.adam_pieces.plan import UpdatePlan
-from megatron.core.ops.adam_step.scalars import AdamScalars
+from megatron.core.ops.adam_pieces.scalars import AdamScalars
 from megatron.core.ops.digest_pieces.table import TILE, PieceAt
 from megatron.core.ops.registry import Case, Cut, Guarantee, OpSpec
 from megatron.core.ops.samples import Samples, tolerances
@@ -24,29 +25,45 @@ WRITES = (1, 2, 3, 5)
 
 
 def operands(
-    generator: torch.Generator, dtype: torch.dtype, device: torch.device, plan: UpdatePlan, sizes: tuple[int, int]
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    device: torch.device,
+    plan: UpdatePlan,
+    sizes: tuple[int, int],
+    scale: float = 1.0,
 ) -> tuple[torch.Tensor, ...]:
-    """Masters and moments of ``sizes[0]`` elements, gradients and weights (of ``dtype``) of ``sizes[1]``."""
+    """Masters and moments of ``sizes[0]`` elements, gradients and weights (of ``dtype``) of ``sizes[1]``; gradients
+    and moments are about ``scale``."""
     draw = Samples(generator, torch.float32, device)
     state, buffer = sizes
-    values, grad = (draw.normal(state), draw.normal(state), draw.uniform(state).square()), draw.normal(buffer)
+    moments = draw.normal(state, scale=scale), draw.uniform(state).square() * (scale * scale)
+    values, grad = (draw.normal(state), *moments), draw.normal(buffer, scale=scale)
     _without_padding(plan, values, grad)
     return (*values, grad, torch.zeros(buffer, dtype=dtype, device=device))
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """Gaps, short and empty pieces, more than a tile, with and without decay; nothing at all."""
+    """Gaps, short and empty pieces, more than a tile, with and without decay; nothing at all; first and late steps,
+    tiny and huge gradients."""
     plan = UpdatePlan(PIECES, [piece.offset for piece in PIECES], DECAYS)
-    size = TILE + 4097
-    return [
-        Case(
-            name=name,
-            args=(which, *operands(generator, dtype, device, which, sizes)),
-            kwargs={"scalars": SCALARS, "digest": False},
-            writes=WRITES,
-        )
-        for name, which, sizes in (("pieces", plan, (size, size)), ("empty", UpdatePlan([], [], []), (0, 0)))
-    ]
+    whole, short = TILE + 4097, 513
+    one = UpdatePlan([PieceAt(name="a", shard=0, start=0, length=short, offset=0)], [0], [True])
+    out = []
+    for name, which, size, changes, scale in (
+        ("pieces", plan, whole, {}, 1.0),
+        ("empty", UpdatePlan([], [], []), 0, {}, 1.0),
+        ("late", one, short, {"step": 100_000}, 1.0),
+        ("tiny", one, short, {"step": 2, "clip_factor": 1.0}, 1e-25),
+        ("huge", one, short, {"step": 2, "clip_factor": 1e-3}, 1e15),
+    ):
+        args = (which, *operands(generator, dtype, device, which, (size, size), scale))
+        kwargs = {"scalars": replace(SCALARS, **changes), "digest": False}
+        out.append(Case(name=name, args=args, kwargs=kwargs, writes=WRITES))
+    first = (one, *operands(generator, dtype, device, one, (short, short)))
+    for moment in first[2:4]:
+        moment.zero_()
+    kwargs = {"scalars": replace(SCALARS, step=1), "digest": False}
+    return [*out, Case(name="first", args=first, kwargs=kwargs, writes=WRITES)]
 
 
 def _without_padding(plan: UpdatePlan, state: Sequence[torch.Tensor], grad: torch.Tensor) -> None:
@@ -74,7 +91,7 @@ def _cut(args: list, start: int, stop: int) -> list:
 
 SPEC = OpSpec(
     name="adam_pieces",
-    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, *, scalars, digest): adam_step by piece, "
+    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, *, scalars, digest): AdamW by piece, "
     "weights = masters rounded once; -> the pieces' digests int64 [4, P, 2] (digest_pieces/definition.py), if asked.",
     order="Elementwise: separate fp32 products and sums, no fused multiply-add; digests are wrapping integer sums.",
     cases=cases,

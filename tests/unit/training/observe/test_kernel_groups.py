@@ -43,7 +43,7 @@ def test_communication_is_exposed_where_nothing_else_runs():
         ("void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<GemmUniversal>>", "gemm"),
         ("_chunk_scan_fwd_kernel", "ssd"),
         ("chunk_scan_fwd_kernel", "ssd"),
-        ("adam_step_kernel", "optimizer"),
+        ("adam_tiles_kernel", "optimizer"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "copy, fill"),
         ("Memcpy DtoD (Device -> Device)", "copy, fill"),
         ("void at::native::elementwise_kernel<128, 4, add>", "elementwise, reduce"),
