@@ -5,6 +5,7 @@ The ranks of `tests/support/ranks.py` are processes of their own and repeat thes
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in wanting:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting loaded stays to the end: no garbage collection of a test looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def cuda_is_available() -> bool:

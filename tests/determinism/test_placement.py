@@ -19,7 +19,7 @@ LIMIT_S = 360.0
 STEPS = 2
 COMMAND = (
     f"{NOISY} --use-distributed-optimizer --hybrid-layer-pattern ME* "
-    "--logical-data-parallel-size 4 --global-batch-size 8 --logical-reduce-block-size "
+    "--logical-data-parallel-size 4 --global-batch-size 4 --logical-reduce-block-size "
 )
 PLACEMENTS = (
     Circumstance(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy.random  # noqa: F401  # loaded by the first draw otherwise
 import pytest  # noqa: F401  # every test file imports it, and ranks import the file their function is from
 import torch.utils.serialization.config  # noqa: F401  # loaded by the first save otherwise
@@ -11,3 +13,5 @@ from tests.support import legs, ranks, replay, tiny, training
 
 SUPPORT = (legs, ranks, replay, tiny, training)
 FLAGS = our_flags()
+# Ranks do not look through what is here, which would copy its pages.
+gc.freeze()
