@@ -18,6 +18,7 @@ from generated import REPOSITORY, cell, table, write_or_check
 from megatron.core.config.fields import flags_of
 from megatron.training.config.legacy import LegacyFlag
 from megatron.training.config.legacy_table import MEGATRON_FLAGS
+from megatron.training.config.legacy_values import REFUSED_VALUES
 from megatron.training.config.run import config_classes
 
 NAMES = REPOSITORY / "tests/golden/megatron_flags.txt"
@@ -91,6 +92,9 @@ def flag_sections() -> list[str]:
     lines += ["", "## Refused", ""]
     rows = [(names, _sentence(g[0].reason), _sentence(g[0].change)) for names, g in _by_reason("refused")]
     lines += table(("flag", "why", "instead"), rows)
+    lines += ["", "## Refused values", "", "Of flags that are taken.", ""]
+    rows = [(f"`{r.flag}`", _code(r.values.split()), _sentence(r.reason)) for r in REFUSED_VALUES]
+    lines += table(("flag", "values", "why"), rows)
     return lines
 
 

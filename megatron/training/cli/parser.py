@@ -18,6 +18,7 @@ from megatron.core.config.fields import Flag, flags_of
 from megatron.training.cli.explain import missing_value, stray_values, surplus_values, unknown_flag, value_shape
 from megatron.training.config.legacy import LegacyFlag
 from megatron.training.config.legacy_table import MEGATRON_FLAGS
+from megatron.training.config.legacy_values import reason_against
 from megatron.training.config.run import RunConfig, config_classes
 
 
@@ -213,7 +214,9 @@ class _Reading:
             number = _number(flag.inner, text)
             if number is not None:
                 return number
-        self.problems.append(Problem(f"{spelling} {text}", value_shape(flag), spelling))
+        reason = reason_against(flag.spellings, text)
+        needed = value_shape(flag) if reason is None else f"{value_shape(flag)}; {reason}"
+        self.problems.append(Problem(f"{spelling} {text}", needed, spelling))
         return None
 
     def check_conflicts(self) -> None:

@@ -9,6 +9,7 @@ from megatron.core.config.optimizer import DistributedDataParallelConfig, Optimi
 from megatron.training.cli.parser import our_flags, parse
 from megatron.training.config.checkpoint import CheckpointConfig
 from megatron.training.config.legacy_table import MEGATRON_FLAGS
+from megatron.training.config.legacy_values import REFUSED_VALUES, RefusedValues
 from tests.architecture.sources import ROOT
 
 NAMES = (ROOT / "tests/golden/megatron_flags.txt").read_text("utf-8").split()
@@ -48,3 +49,13 @@ def test_flag_that_is_no_setting_is_answered_once(name: str) -> None:
     else:
         assert len(answers) == (1 if legacy.unless is None else 2)
         assert legacy.reason in answers[0]
+
+
+@pytest.mark.parametrize("entry", REFUSED_VALUES, ids=lambda entry: entry.flag)
+def test_a_value_that_is_refused_has_a_reason(entry: RefusedValues) -> None:
+    for value in entry.values.split():
+        (problem,) = parse([entry.flag, value]).problems
+        assert problem.given == f"{entry.flag} {value}"
+        assert problem.needed.startswith("one of ") and problem.needed.endswith(entry.reason)
+    (problem,) = parse([entry.flag, "no-such-value"]).problems
+    assert entry.reason not in problem.needed
