@@ -22,17 +22,19 @@ def tensors() -> list[torch.Tensor]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("collect_at", [tensor_digest._COLLECT_AT, 300])
-def test_digests_are_those_of_the_host(collect_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_digest, "_COLLECT_AT", collect_at)
+@pytest.mark.parametrize("capacity", [tensor_digest.CAPACITY, 600])
+def test_digests_are_those_of_the_host(capacity: int) -> None:
     host = Digester()
-    expected = [digest for t in tensors() for digest in (host.whole(t), host.by_row(t))]
-    device = Digester(DIGEST_WORDS.variants[0].fn, DIGEST_ROWS.variants[0].fn)
+    expected = [digest for t in tensors() for digest in (*host.whole([t]), host.by_row(t))]
+    device = Digester(DIGEST_WORDS.variants[0].fn, DIGEST_ROWS.variants[0].fn, capacity)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     for _ in range(2):
         waiting = []
         for number, tensor in enumerate(tensors()):
             with torch.cuda.stream(streams[number % 2]):
                 there = tensor.cuda()
-                waiting += [device.whole(there), device.by_row(there)]
-        assert device.numbers(waiting) == expected
+                waiting += [*device.whole([there]), device.by_row(there)]
+        there = [tensor.cuda() for tensor in tensors()]
+        together = device.whole(there)
+        adopted = device.adopt(torch.tensor([[1, -2], [3, 4]]).cuda())
+        assert device.numbers([*waiting, *together, *adopted]) == [*expected, *expected[::2], [1, -2], [3, 4]]

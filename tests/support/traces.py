@@ -7,12 +7,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron.core.trace.format import Event, Seen, encode_event, encode_line, trace_file
+from megatron.core.trace.format import Event, Seen, encode_line, trace_file
 from megatron.training.observe.trace_writer import TraceWriter, write_trace_manifest
 from tests.support.fingerprints import manifest_parts
 
 Steps = Mapping[int, list[Event]]
 """Events of the forward of each iteration."""
+
+
+def encode_event(event: Event) -> bytes:
+    """An event as one line."""
+    line: dict[str, Any] = {
+        "e": event.kind,
+        "s": event.scope,
+        "n": event.name,
+        "o": event.occurrence,
+        "p": event.phase,
+        "i": [_encode_seen(t) for t in event.ins],
+        "r": [_encode_seen(t) for t in event.outs],
+    }
+    if event.args:
+        line["a"] = event.args
+    if event.meta:
+        line["m"] = event.meta
+    return encode_line(line)
+
+
+def _encode_seen(seen: Seen) -> list:
+    """A tensor as a JSON list; the tail is left out where it is empty."""
+    out: list[Any] = [seen.label, seen.dtype, list(seen.shape), seen.strides and list(seen.strides), seen.digest]
+    if seen.rows is not None or seen.unwritten:
+        out += [seen.rows, list(seen.chunks), seen.unwritten]
+    return out
 
 
 def seen(digest: str, label: str = "x", rows: str | None = None) -> Seen:

@@ -4,13 +4,17 @@
 
 The model is that of examples/nemotron3_nano_proxy.sh with fewer layers (1.9 billion parameters), mock data,
 deterministic mode; FLAGS replace all of its flags. A cost is the median, over the cycles, of what a block with it took
-beyond the block without it. The steps without a trace run in the model that has the probes of that level.
+beyond the block without it. The steps without a trace run in the model that has the probes of that level. Below the
+costs stands what bounds them: digests by themselves on an idle device, and of each trace level, by step: tensors looked
+at and how many of them were known, launches and bytes of their digests, seconds the recorder took of the thread that
+trains, and those of the thread that writes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import json
 import shlex
@@ -21,12 +25,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from megatron.core.trace.recorder import Recorder
+from megatron.core.trace.tensor_digest import Digester
 from megatron.training.config.training import FingerprintConfig
 from megatron.training.loop.build import Run, build_run
 from megatron.training.loop.fingerprints import Fingerprints, run_manifest
@@ -56,6 +61,7 @@ class Trainer:
     def __init__(self, run: Run) -> None:
         self.run, self.reader = run, run.reader(run.splits.train)
         self._iteration, self._consumed = 0, 0
+        self.fingerprint_s = 0.0
 
     def block(self, steps: int, *, traced: bool = False, fingerprints: Fingerprints | None = None) -> float:
         """Seconds a step of so many, everything they leave behind included."""
@@ -68,7 +74,9 @@ class Trainer:
             step = self.run.step.run(self.reader, number, self._consumed, digest=digest)
             self._consumed = step.consumed_samples
             if fingerprints is not None:
+                begin = time.perf_counter()
                 fingerprints.on_step(step, self.reader)
+                self.fingerprint_s += time.perf_counter() - begin
         if fingerprints is not None:
             fingerprints.settle()
         self.wait()
@@ -98,17 +106,27 @@ def fingerprint_costs(flags: list[str], folder: Path) -> dict[str, dict[str, flo
     manifest, writers = run_manifest(run, 0), {}
     for level in ("metrics", "state"):
         settings = FingerprintConfig(fingerprint_dir=str(folder / level), fingerprint_level=level)
-        writers[level] = Fingerprints(replace(run, config=replace(run.config, fingerprint=settings)), manifest)
+        writers[level] = Fingerprints(
+            dataclasses.replace(run, config=dataclasses.replace(run.config, fingerprint=settings)), manifest
+        )
     trainer = Trainer(run)
     for writer in (None, *writers.values()):
         trainer.block(WARM_UP, fingerprints=writer)
     taken: dict[str, list[float]] = {"none": [], **{level: [] for level in writers}}
+    host = dict.fromkeys(taken, 0.0)
     for _ in range(CYCLES):
         for level, times in taken.items():
+            trainer.fingerprint_s = 0.0
             times.append(trainer.block(BLOCK["none"], fingerprints=writers.get(level)))
-    found = {level: cost(taken["none"], taken[level]) for level in writers}
-    alone = alone_s(run.step.optimizer.state_digests, trainer)
-    found["state"] |= {"digests_s": alone, "parameters": float(parameters(run))}
+            host[level] += trainer.fingerprint_s / (CYCLES * BLOCK["none"])
+    found = {level: {**cost(taken["none"], taken[level]), "host_s": host[level]} for level in writers}
+    digests = run.step.optimizer.held_digests
+    reads = {"weights": digests.weights, "state": digests.state, "gradients": digests.gradients}
+    found["alone_s"] = {what: alone_s(read, trainer) for what, read in reads.items()}
+    buffers = [leaf for buffer in run.step.ddp.buffers for leaf in buffer.grads]
+    digester = Digester(run.ops["digest_words"], run.ops["digest_rows"])
+    found["alone_s"]["gradients, one digest"] = alone_s(lambda: digester.whole(buffers), trainer)
+    found["state"]["parameters"] = float(parameters(run))
     for writer in writers.values():
         writer.close()
     return found
@@ -131,25 +149,36 @@ def parameters(run: Run) -> int:
     return sum(p.numel() for chunk in run.chunks for p in chunk.model_parameters())
 
 
+def counts(recorder: Recorder) -> dict[str, float]:
+    """What a recorder has done so far."""
+    digester = recorder.digester
+    made = {"launches": digester.launches, "bytes_read": digester.bytes_read}
+    return {**dataclasses.asdict(recorder.work), **made}
+
+
 def trace_cost(flags: list[str], folder: Path, level: str) -> dict[str, float]:
-    """The cost of one trace level, and how much it writes."""
+    """The cost of one trace level, how much it writes, and what its recorder did in a step."""
     window = f"{TRACED_FROM}:{2 * TRACED_FROM}"
     run = build([*flags, "--trace-dir", str(folder), "--trace-level", level, "--trace-iterations", window])
-    if run.tracing is None:
+    if run.tracing is None or run.tracing.recorder is None:
         raise RuntimeError("the run is not traced")
+    recorder = run.tracing.recorder
     run.tracing.open(run_manifest(run, 0))
     trainer = Trainer(run)
     trainer.block(WARM_UP)
     trainer.block(2, traced=True)
-    before = written(folder)
+    recorder.settle()
+    before, began = written(folder), counts(recorder)
     plain, traced = [], []
     for _ in range(CYCLES):
         plain.append(trainer.block(BLOCK[level]))
         traced.append(trainer.block(BLOCK[level], traced=True))
+    recorder.settle()
     steps = CYCLES * BLOCK[level]
+    done = {f"{key}_a_step": (value - began[key]) / steps for key, value in counts(recorder).items()}
     lines, size = (after - first for after, first in zip(written(folder), before, strict=True))
     run.tracing.close()
-    return {**cost(plain, traced), "lines_a_step": lines / steps, "bytes_a_step": size / steps}
+    return {**cost(plain, traced), "lines_a_step": lines / steps, "bytes_a_step": size / steps, **done}
 
 
 def written(folder: Path) -> tuple[int, int]:
@@ -169,11 +198,22 @@ def show(name: str, found: dict[str, float]) -> None:
     """One row."""
     limit = LIMITS.get(name)
     said = "" if limit is None else f"at most {limit:.1%}: {'yes' if found['cost'] <= limit else 'NO'}"
-    more = f"digests alone {found['digests_s'] * 1000:.2f} ms" if "digests_s" in found else ""
+    more = f"{found['host_s'] * 1e3:.2f} ms of the host" if "host_s" in found else ""
     if "lines_a_step" in found:
         more = f"{found['lines_a_step']:.0f} lines, {found['bytes_a_step'] / 2**20:.1f} MiB a step"
     times = f"{found['step_s'] * 1000:9.1f} {found['with_s'] * 1000:9.1f} {found['cost']:9.2%}"
     print(f"{name:10} {times}  {said:20} {more}", flush=True)
+
+
+def show_bounds(found: dict[str, float]) -> None:
+    """What a trace level's recorder did in a step."""
+    took, events = found["seconds_a_step"], found["events_a_step"]
+    print(
+        f"{'':10} events {events:.0f}, tensors {found['tensors_a_step']:.0f}, known {found['known_a_step']:.0f}; "
+        f"{found['launches_a_step']:.0f} launches, {found['bytes_read_a_step'] / 1e9:.2f} GB; recorder "
+        f"{took * 1e3:.1f} ms, {took * 1e6 / events:.0f} us an event; writing {found['writing_s_a_step'] * 1e3:.1f} ms",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -193,10 +233,13 @@ def main() -> None:
         found = fingerprint_costs(flags, folder)
         for level in ("metrics", "state"):
             show(level, found[level])
+        alone = ", ".join(f"{what} {took * 1000:.2f} ms" for what, took in found["alone_s"].items())
+        print(f"{'':10} digests alone: {alone}", flush=True)
         for level in options.levels.split(",") if options.levels else ():
             free()
             found[level] = trace_cost(flags, folder / level, level)
             show(level, found[level])
+            show_bounds(found[level])
     finally:
         shutil.rmtree(folder)
     if options.json is not None:

@@ -2,7 +2,7 @@
 
 A file belongs to one rank and is a sequence of JSON objects, one a line:
 
-* ``{"trace": 1, ...}``: first line; which rank this is, where it stands, level and window;
+* ``{"trace": 2, ...}``: first line; which rank this is, where it stands, level and window;
 * ``{"segment": {...}}``: the events after it belong to this part of a step;
 * ``{"e": ...}``: one event;
 * ``{"end": iteration, "events": n}``: an iteration is complete;
@@ -18,12 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 
 LEVELS = ("semantic", "module", "op", "kernel")
 """Each level records what the levels before it record, and more."""
 
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+_MOST_KEPT = 1 << 16
 
 TRACE_FILES = "trace_rank_*.jsonl"
 
@@ -83,14 +85,6 @@ class Event:
         return self.kind, self.scope, self.name, self.phase, tensors
 
 
-def encode_seen(seen: Seen) -> list:
-    """A tensor as a JSON list; the tail is left out where it is empty."""
-    out: list[Any] = [seen.label, seen.dtype, list(seen.shape), seen.strides and list(seen.strides), seen.digest]
-    if seen.rows is not None or seen.unwritten:
-        out += [seen.rows, list(seen.chunks), seen.unwritten]
-    return out
-
-
 def _decode_seen(raw: Sequence) -> Seen:
     label, dtype, shape, strides, digest, *tail = raw
     rows, chunks, unwritten = tail or (None, (), False)
@@ -98,22 +92,41 @@ def _decode_seen(raw: Sequence) -> Seen:
     return Seen(label, dtype, tuple(shape), strides, digest, rows, tuple(chunks), unwritten)
 
 
-def encode_event(event: Event) -> bytes:
-    """An event as one line."""
-    line: dict[str, Any] = {
-        "e": event.kind,
-        "s": event.scope,
-        "n": event.name,
-        "o": event.occurrence,
-        "p": event.phase,
-        "i": [encode_seen(t) for t in event.ins],
-        "r": [encode_seen(t) for t in event.outs],
-    }
-    if event.args:
-        line["a"] = event.args
-    if event.meta:
-        line["m"] = event.meta
-    return encode_line(line)
+class Rendering:
+    """The parts of an event's line around its digests; what repeats from step to step is made once."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple, str] = {}
+        self._heads: dict[tuple[str, str, str, str], tuple[str, str]] = {}
+
+    def tensor(self, label: str, dtype: Any, shape: Sequence[int], strides: Sequence[int] | None) -> str:
+        """A tensor's entry up to its digest; ``dtype`` as torch names it."""
+        key = label, dtype, shape, strides
+        found = self._tensors.get(key)
+        if found is None:
+            name = str(dtype).removeprefix("torch.")
+            found = _ENCODE([label, name, list(shape), strides and list(strides), ""])[:-2]
+            self._tensors = self._tensors if len(self._tensors) < _MOST_KEPT else {}
+            self._tensors[key] = found
+        return found
+
+    def head(self, kind: str, scope: str, name: str, phase: str) -> tuple[str, str]:
+        """An event up to its number of occurrence, and from there to its first tensor."""
+        key = kind, scope, name, phase
+        found = self._heads.get(key)
+        if found is None:
+            first = _ENCODE({"e": kind, "s": scope, "n": name})[:-1]
+            found = f'{first},"o":', f',"p":{_ENCODE(phase)},"i":['
+            self._heads = self._heads if len(self._heads) < _MOST_KEPT else {}
+            self._heads[key] = found
+        return found
+
+    def tail(self, args: str, meta: Mapping[str, Any] | None) -> str:
+        """An event behind its last tensor."""
+        if not args and not meta:
+            return "]}\n"
+        said = f',"a":{_ENCODE(args)}' if args else ""
+        return f']{said},"m":{_ENCODE(meta)}}}\n' if meta else f"]{said}}}\n"
 
 
 def encode_line(line: Mapping[str, Any]) -> bytes:

@@ -35,14 +35,14 @@ class ModuleHooks:
     def before(self, name: str, args: tuple, kwargs: dict) -> None:
         """A module starts."""
         if self._recorder.active:
-            self._entered.append(self._recorder.note((args, kwargs), flag=True))
+            self._entered.append(self._recorder.note((args, kwargs), flag=True, reuse=True))
             self._recorder.push(name)
 
     def after(self, name: str, given: Any, output: Any) -> None:
         """A module is done."""
         if not self._recorder.active or not self._entered:
             return
-        outs = self._recorder.note(output)
+        outs = self._recorder.note(output, reuse=True)
         self._recorder.event("module", "forward", ins=self._entered.pop(), outs=outs, scope=name)
         self._recorder.pop()
         if torch.is_grad_enabled():
@@ -89,7 +89,7 @@ class _Gradients:
 
         def hook(grad: torch.Tensor) -> None:
             if self._recorder.active:
-                self._outputs += self._recorder.note(grad, label)
+                self._outputs += self._recorder.note(grad, label, reuse=True)
 
         return hook
 
@@ -99,7 +99,7 @@ class _Gradients:
         def hook(grad: torch.Tensor) -> None:
             if not self._recorder.active:
                 return
-            self._inputs += self._recorder.note(grad, label)
+            self._inputs += self._recorder.note(grad, label, reuse=True)
             self.expected -= 1
             if self.expected == 0:
                 self._recorder.event("module", "backward", ins=self._outputs, outs=self._inputs, scope=self._name)

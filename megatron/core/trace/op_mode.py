@@ -8,6 +8,8 @@ still writing. Operations that write in place are digested before and after.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,17 +27,37 @@ _INDEXING = frozenset(
 )
 
 
-def is_view(schema: Any) -> bool:
-    """Whether an operation only looks at its argument in another way."""
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What an operation's schema says; asking for it costs more than recording the operation."""
+
+    name: str
+    text: str
+    is_view: bool
+    communicates: bool
+    arguments: tuple[str, ...]
+    writes: frozenset[str]
+
+    def written(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that the operation changes in place, by name."""
+        if not self.writes:
+            return {}
+        given = dict(zip(self.arguments, args, strict=False)) | dict(kwargs)
+        return {name: value for name, value in given.items() if name in self.writes and value is not None}
+
+
+@cache
+def _facts(func: Any) -> _Facts:
+    schema = func._schema
     aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
-    return bool(aliases) and not any(alias.is_write for alias in aliases)
-
-
-def written_arguments(schema: Any, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that an operation changes in place, by name."""
-    given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
-    writes = (a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    return {name: given[name] for name in writes if given.get(name) is not None}
+    return _Facts(
+        name=schema.name.partition("::")[2],
+        text=str(func),
+        is_view=bool(aliases) and not any(alias.is_write for alias in aliases),
+        communicates=func.namespace in _COMMUNICATION,
+        arguments=tuple(a.name for a in schema.arguments),
+        writes=frozenset(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
+    )
 
 
 class OpMode(TorchDispatchMode):
@@ -49,39 +71,37 @@ class OpMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation and record it."""
-        kwargs, schema, recorder = kwargs or {}, func._schema, self._recorder
-        name = schema.name.partition("::")[2]
-        if recorder.busy or not recorder.active or is_view(schema):
+        kwargs, facts, recorder = kwargs or {}, _facts(func), self._recorder
+        if recorder.busy or not recorder.active or facts.is_view:
             return func(*args, **kwargs)
-        if func.namespace in _COMMUNICATION:
+        if facts.communicates:
             result = func(*args, **kwargs)
             recorder.unwritten.made(args)
             return result
-        if name in _WITHOUT_VALUE:
+        if facts.name in _WITHOUT_VALUE:
             result = func(*args, **kwargs)
             recorder.unwritten.allocated(result)
             return result
-        return self._record(func, name, args, kwargs)
+        return self._record(func, facts, args, kwargs)
 
-    def _record(self, func: Any, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        recorder, schema = self._recorder, func._schema
-        changed = written_arguments(schema, args, kwargs)
+    def _record(self, func: Any, facts: _Facts, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        recorder, changed = self._recorder, facts.written(args, kwargs)
         # What is in an argument before says nothing where it is overwritten whole, or has no value yet.
         only_written = (
-            name in _OVERWRITING
-            or bool(set(changed) & set(kwargs))
+            facts.name in _OVERWRITING
+            or not changed.keys().isdisjoint(kwargs)
             or any(recorder.unwritten.holds(tensor) for _, tensor in named_tensors(changed))
         )
         read: Any = (args, kwargs)
         if only_written:
             read = (
-                [a for p, a in enumerate(args) if schema.arguments[p].name not in changed],
+                [a for a, name in zip(args, facts.arguments, strict=False) if name not in changed],
                 {key: value for key, value in kwargs.items() if key not in changed},
             )
-        rows = name in _INDEXING
+        rows = facts.name in _INDEXING
         scope = recorder.scope()
         ins = recorder.note(read, rows=rows, flag=True)
-        saved = recorder.save("op", scope, str(func), {"args": args, "kwargs": dict(kwargs)})
+        saved = recorder.save("op", scope, facts.text, {"args": args, "kwargs": dict(kwargs)})
         result = func(*args, **kwargs)
         if changed:
             recorder.unwritten.written(changed)
@@ -93,7 +113,7 @@ class OpMode(TorchDispatchMode):
         meta = {} if saved is None else {"dump": saved.finish(changed or result)}
         if outs:
             text = plain_arguments((args, dict(kwargs)))
-            recorder.event("op", str(func), ins=ins, outs=outs, scope=scope, args=text, meta=meta)
+            recorder.event("op", facts.text, ins=ins, outs=outs, scope=scope, args=text, meta=meta)
         return result
 
 

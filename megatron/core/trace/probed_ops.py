@@ -84,8 +84,8 @@ def _watch_backward(op: str, scope: str, result: Any, recorder: Recorder, facts:
 
         def hook(grad_inputs: tuple, grad_outputs: tuple, name: str = node.name()) -> None:
             if recorder.active:
-                ins = recorder.note(grad_outputs, "grad_output", rows=op in _BY_ROW)
-                outs = recorder.note(grad_inputs, "grad_input", rows=op in _BY_ROW)
+                ins = recorder.note(grad_outputs, "grad_output", rows=op in _BY_ROW, reuse=True)
+                outs = recorder.note(grad_inputs, "grad_input", rows=op in _BY_ROW, reuse=True)
                 meta = {**facts, "node": name}
                 recorder.event("kernel", f"{op}.backward", ins=ins, outs=outs, scope=scope, meta=meta)
 

@@ -32,7 +32,9 @@ class ProbedStage:
         given = {"batch": batch} if activation is None else {"batch": batch, "activation": activation}
         recorder.event("input", "batch", outs=recorder.note(given), scope=f"chunk.{self._number}")
         output, report = self._stage.forward(batch, activation, microbatch)
-        recorder.event("module", "forward", outs=recorder.note((output, report)), scope=f"chunk.{self._number}")
+        recorder.event(
+            "module", "forward", outs=recorder.note((output, report), reuse=True), scope=f"chunk.{self._number}"
+        )
         if output.grad_fn is not None:
             output.grad_fn.register_prehook(partial(self._begin_backward, microbatch))
         return output, report

@@ -1,98 +1,151 @@
 """Recorder: collects the events of one rank's step and writes them as lines when the step is over.
 
 Digests stay on the device until then, so recording never waits for it, talks to no other rank and draws no random
-number.
+number. An event's line is put together when it happens, but for the digests; these are filled in, and the lines of a
+step written at once, by a thread that waits for the device. A process that is killed loses the events of the step its
+device works on, and no other.
 """
 
 from __future__ import annotations
 
 import bisect
+import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from megatron.core.trace.dump import Dump
 from megatron.core.trace.flatten import named_tensors, plain_arguments
-from megatron.core.trace.format import Event, Seen, encode_event, encode_line
+from megatron.core.trace.format import Rendering, encode_line
 from megatron.core.trace.storage import UnwrittenStorage
-from megatron.core.trace.tensor_digest import Digest, Digester, hex64
+from megatron.core.trace.tensor_digest import Digest, Digester, Sent, hex64
 
 _INDEX_TYPES = frozenset({torch.int16, torch.int32, torch.int64})
 
 
 @dataclass(slots=True)
 class Note:
-    """A tensor as it was: metadata, and where its digests lie among the pending ones."""
+    """A tensor as it was: its entry in a line up to the digest, and its digests, which may be pending."""
 
-    label: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    unwritten: bool
-    whole: int
-    by_row: int | None
+    start: str
+    whole: Digest
+    by_row: Digest | None = None
+    unwritten: bool = False
 
 
 @dataclass(slots=True)
-class _Pending:
-    """An event whose digests are still on the device."""
+class Work:
+    """What a recorder has done: tensors looked at, those of them whose digest was known, seconds of the thread that
+    trains and of the one that writes."""
 
-    kind: str
-    scope: str
-    name: str
-    phase: str
-    ins: list[Note]
-    outs: list[Note]
-    args: str = ""
-    meta: dict[str, Any] = field(default_factory=dict)
+    events: int = 0
+    tensors: int = 0
+    known: int = 0
+    seconds: float = 0.0
+    writing_s: float = 0.0
+
+
+class _Lines:
+    """Text with gaps where digests go."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.digests: list[Digest] = []
+        self.by_row: list[bool] = []
+        self._open: list[str] = []
+
+    def text(self, text: str) -> None:
+        """Append text."""
+        self._open.append(text)
+
+    def gap(self, digest: Digest, *, by_row: bool = False) -> None:
+        """Append a digest."""
+        self.texts.append("".join(self._open))
+        self.digests.append(digest)
+        self.by_row.append(by_row)
+        self._open = []
+
+    def filled(self, sent: Sent) -> bytes:
+        """The text with the digests, which have arrived."""
+        out: list[str] = []
+        for text, digest, by_row in zip(self.texts, self.digests, self.by_row, strict=True):
+            out.append(text)
+            if by_row:
+                rows, *chunks = map(hex64, sent.numbers(digest))
+                out.append(f'"{rows}",[' + ",".join(f'"{chunk}"' for chunk in chunks) + "]")
+            else:
+                out.append(sent.text(digest))
+        return "".join([*out, *self._open]).encode()
 
 
 class Recorder:
     """One rank's recorder; ``active`` only inside traced steps.
 
-    ``busy`` while it does work of its own, which is no part of the run. ``write`` takes the lines of a step at once.
-    Where ``dump`` is given, arguments and results of the events it wants are kept too. ``digester`` may be replaced by
-    one with faster ops.
+    ``busy`` while it does work of its own, which is no part of the run. ``write`` takes the lines of a step at once,
+    maybe in another thread. Where ``dump`` is given, arguments and results of the events it wants are kept too.
+    ``digester`` may be replaced by one with faster ops.
+
+    With ``trusting`` a tensor that was digested in the same segment, and that torch's version counter says is unchanged
+    since, is not read again where a caller allows that. A write behind torch's back, a race for instance, then shows
+    in what is made of the tensor, and not between the two.
     """
 
-    def __init__(self, write: Callable[[bytes], None], dump: Dump | None = None) -> None:
-        self.active, self.busy = False, False
+    def __init__(self, write: Callable[[bytes], None], dump: Dump | None = None, *, trusting: bool = False) -> None:
+        self.active, self.busy, self.trusting = False, False, trusting
         self.unwritten = UnwrittenStorage()
         self._write, self._dump = write, dump
         self.digester = Digester()
-        self._events: list[_Pending | dict[str, Any]] = []
-        self._digests: list[Digest] = []
+        self.work = Work()
+        self._lines, self._rendering = _Lines(), Rendering()
+        self._occurrences: Counter[tuple[str, str, str]] = Counter()
+        self._recent: dict[int, tuple[Any, int, torch.dtype, Digest]] = {}
         self._scopes: list[str] = []
         self._marks: tuple[list[int], list[str]] = ([], [])
         self._pass = ""
         self._counts: Counter[str] = Counter()
-        self.written = 0
+        self._in_step = 0
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    @property
+    def written(self) -> int:
+        """Events so far."""
+        return self.work.events
 
     # Where we are.
 
     def begin_step(self) -> None:
         """Start recording a step."""
-        self.active = True
+        self.active, self._in_step = True, 0
         self._counts.clear()
         self._marks = ([], [])
 
     def end_step(self, iteration: int, *, complete: bool) -> None:
-        """Stop recording and write what the step left; an incomplete one (an error ended it) gets no end line."""
+        """Stop recording and write what the step left; an incomplete one (an error ended it) gets no end line.
+
+        Raises:
+            OSError: the lines of this step or the one before could not be written.
+        """
         self.active = False
         self._scopes.clear()
-        events = sum(isinstance(event, _Pending) for event in self._events)
-        self.flush()
         if complete:
-            self._write(encode_line({"end": iteration, "events": events}))
+            self._lines.text(encode_line({"end": iteration, "events": self._in_step}).decode())
+        self._send()
+        if not complete:
+            self.settle()
 
     def segment(self, kind: str, iteration: int, **coordinates: int) -> None:
         """All that follows belongs to this part of the step (``state``, ``forward``, ``backward``, ``optimizer``)."""
         self._pass = kind
-        self._events.append({"segment": {"pass": kind, "iteration": iteration, **coordinates}})
+        self._occurrences.clear()
+        self._recent.clear()
+        self._lines.text(encode_line({"segment": {"pass": kind, "iteration": iteration, **coordinates}}).decode())
 
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
@@ -143,32 +196,67 @@ class Recorder:
 
     # What happened.
 
-    def note(self, value: Any, label: str = "", *, rows: bool = False, flag: bool = False) -> list[Note]:
-        """Digest every tensor in ``value`` as it is now. With ``flag`` storage that nobody wrote is marked."""
-        notes = []
-        with self.unseen():
-            for name, tensor in named_tensors(value, label):
-                if tensor.is_sparse or tensor.device.type == "meta" or tensor.layout != torch.strided:
-                    continue
-                indexed = tensor.dim() > 0 and (rows or tensor.dtype in _INDEX_TYPES)
-                note = Note(
-                    label=name,
-                    dtype=_type_name(tensor.dtype),
-                    shape=tuple(tensor.shape),
-                    strides=None if tensor.is_contiguous() else tensor.stride(),
-                    unwritten=flag and self.unwritten.holds(tensor),
-                    whole=self._keep(self.digester.whole(tensor)),
-                    by_row=self._keep(self.digester.by_row(tensor)) if indexed else None,
-                )
-                notes.append(note)
+    def note(
+        self, value: Any, label: str = "", *, rows: bool = False, flag: bool = False, reuse: bool = False
+    ) -> list[Note]:
+        """Digest every tensor in ``value`` as it is now, by one launch. With ``flag`` storage that nobody wrote is
+        marked, with ``reuse`` digests that are known are taken."""
+        start = time.perf_counter()
+        was, self.busy = self.busy, True
+        try:
+            found = ((label, value),) if type(value) is torch.Tensor else named_tensors(value, label)
+            notes = self._noted(found, rows, flag, reuse)
+        finally:
+            self.busy = was
+        self.work.seconds += time.perf_counter() - start
         return notes
+
+    def _noted(self, tensors: Iterable[tuple[str, torch.Tensor]], rows: bool, flag: bool, reuse: bool) -> list[Note]:
+        notes: list[Note] = []
+        to_read: list[Note] = []
+        unread: list[torch.Tensor] = []
+        for label, tensor in tensors:
+            dtype, shape = tensor.dtype, tensor.shape
+            if tensor.layout is not torch.strided or tensor.is_meta:
+                continue
+            contiguous = tensor.is_contiguous()
+            known = self._known(tensor, dtype) if reuse and self.trusting and contiguous else None
+            start = self._rendering.tensor(label, dtype, shape, None if contiguous else tensor.stride())
+            note = Note(start, known or [])
+            if flag:
+                note.unwritten = self.unwritten.holds(tensor)
+            if known is None:
+                to_read.append(note)
+                unread.append(tensor)
+            if (rows or dtype in _INDEX_TYPES) and shape:
+                note.by_row = self.digester.by_row(tensor)
+            notes.append(note)
+        if unread:
+            for note, tensor, digest in zip(to_read, unread, self.digester.whole(unread), strict=True):
+                note.whole = digest
+                if self.trusting:
+                    self._recent[tensor.data_ptr()] = weakref.ref(tensor), tensor._version, tensor.dtype, digest
+        self.work.tensors += len(notes)
+        self.work.known += len(notes) - len(unread)
+        return notes
+
+    def _known(self, tensor: torch.Tensor, dtype: torch.dtype) -> Digest | None:
+        found = self._recent.get(tensor.data_ptr())
+        if found is None:
+            return None
+        owner, version, of_type, digest = found
+        seen = owner()
+        if seen is None or not (seen._version == version == tensor._version) or of_type is not dtype:
+            return None
+        return digest if seen is tensor or (seen.numel() == tensor.numel() and seen.is_contiguous()) else None
 
     def note_digests(self, what: Sequence[tuple[str, torch.dtype, int]], digests: torch.Tensor) -> list[Note]:
         """Notes of flat tensors whose digests ``[n, 2]`` were made elsewhere; ``what`` gives label, type and number of
         elements of each."""
+        adopted = self.digester.adopt(digests)
         return [
-            Note(label, _type_name(dtype), (numel,), None, False, self._keep(digest), None)
-            for (label, dtype, numel), digest in zip(what, self.digester.adopt(digests), strict=True)
+            Note(self._rendering.tensor(label, dtype, (numel,), None), digest)
+            for (label, dtype, numel), digest in zip(what, adopted, strict=True)
         ]
 
     @contextmanager
@@ -182,10 +270,6 @@ class Recorder:
         finally:
             self.busy = was
 
-    def _keep(self, digest: Digest) -> int:
-        self._digests.append(digest)
-        return len(self._digests) - 1
-
     def event(
         self,
         kind: str,
@@ -198,9 +282,33 @@ class Recorder:
         meta: Mapping[str, Any] | None = None,
     ) -> None:
         """Record one event from notes taken before and after it."""
-        where = self.scope() if scope is None else scope
-        meta = dict(meta or {})
-        self._events.append(_Pending(kind, where, name, self.phase(), ins or [], outs or [], args, meta))
+        start = time.perf_counter()
+        where, phase, lines = self.scope() if scope is None else scope, self.phase(), self._lines
+        place = where, name, phase
+        occurrence = self._occurrences[place]
+        self._occurrences[place] = occurrence + 1
+        before, after = self._rendering.head(kind, where, name, phase)
+        lines.text(f"{before}{occurrence}{after}")
+        self._append(ins)
+        lines.text('],"r":[')
+        self._append(outs)
+        lines.text(self._rendering.tail(args, meta))
+        self._in_step += 1
+        self.work.events += 1
+        self.work.seconds += time.perf_counter() - start
+
+    def _append(self, notes: list[Note] | None) -> None:
+        lines, between = self._lines, ""
+        for note in notes or ():
+            lines.text(between + note.start)
+            lines.gap(note.whole)
+            between = ","
+            if note.by_row is not None:
+                lines.text('",')
+                lines.gap(note.by_row, by_row=True)
+                lines.text(",true]" if note.unwritten else ",false]")
+            else:
+                lines.text('",null,[],true]' if note.unwritten else '"]')
 
     def around(
         self,
@@ -217,7 +325,7 @@ class Recorder:
         if not self.active:
             return call()
         scope = self.scope()
-        before = self.note(ins, rows=rows, flag=True)
+        before = self.note(ins, rows=rows, flag=True, reuse=True)
         saved = self.save(kind, scope, name, ins)
         with self.scoped(f"{scope}:{name}"):
             result = call()
@@ -240,52 +348,44 @@ class Recorder:
             return self._dump.begin(kind, scope, name, arguments)
 
     def flush(self) -> None:
-        """Bring the digests to the host, in one transfer, and write the lines."""
-        values = self.digester.numbers(self._digests)
-        occurrences: Counter[tuple[str, str, str]] = Counter()
-        lines = []
-        for pending in self._events:
-            if isinstance(pending, dict):
-                occurrences.clear()
-                lines.append(encode_line(pending))
-                continue
-            place = pending.scope, pending.name, pending.phase
-            lines.append(encode_event(_finished(pending, occurrences[place], values)))
-            occurrences[place] += 1
-            self.written += 1
-        self._events, self._digests = [], []
+        """Write all that was recorded; waits for the device.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._send()
+        self.settle()
+
+    def _send(self) -> None:
+        """Start to bring the digests to the host, in one transfer, and have the lines written when they are there."""
+        self.settle()
+        start = time.perf_counter()
+        with self.unseen():
+            lines, sent = self._lines, self.digester.send()
+        self._lines = _Lines()
+        self._recent.clear()
         self.unwritten.clear()
-        if lines:
-            self._write(b"".join(lines))
+        if sent.complete:
+            self._finish(lines, sent)
+        else:
+            self._writer = self._writer or ThreadPoolExecutor(1, "trace")
+            self._writing = self._writer.submit(self._finish, lines, sent)
+        self.work.seconds += time.perf_counter() - start
 
+    def _finish(self, lines: _Lines, sent: Sent) -> None:
+        sent.wait()
+        start = time.perf_counter()
+        raw = lines.filled(sent)
+        if raw:
+            self._write(raw)
+        self.work.writing_s += time.perf_counter() - start
 
-def _type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    def settle(self) -> None:
+        """Wait until what was sent is written.
 
-
-def _finished(pending: _Pending, occurrence: int, values: list[list[int]]) -> Event:
-    def seen(note: Note) -> Seen:
-        rows = () if note.by_row is None else tuple(hex64(v) for v in values[note.by_row])
-        digest = "".join(hex64(v) for v in values[note.whole])
-        return Seen(
-            note.label,
-            note.dtype,
-            note.shape,
-            note.strides,
-            digest,
-            rows[0] if rows else None,
-            rows[1:],
-            note.unwritten,
-        )
-
-    return Event(
-        kind=pending.kind,
-        scope=pending.scope,
-        name=pending.name,
-        occurrence=occurrence,
-        phase=pending.phase,
-        ins=tuple(seen(n) for n in pending.ins),
-        outs=tuple(seen(n) for n in pending.outs),
-        args=pending.args,
-        meta=pending.meta,
-    )
+        Raises:
+            OSError: it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()

@@ -1,31 +1,102 @@
 """Digests of a tensor's logical elements, made on its device without waiting for it.
 
 ``ops/digest_words/definition.py`` says what they are. Gaps between strided elements are not read, so padding cannot
-show. Host tensors are digested by NumPy, whose calls cost less; on a device one launch leaves partial sums, which are
-added up for all digests of a step at once. All give the same numbers.
+show. Host tensors are digested by NumPy, whose calls cost less; on a device one launch, for all tensors of an event,
+leaves partial sums in a buffer that is there, and those of a step are added up and sent to the host at once. All give
+the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy
 import torch
 
 from megatron.core.ops.digest_rows import reference as rows_reference
 from megatron.core.ops.digest_words import reference as words_reference
-from megatron.core.ops.digest_words.definition import FIRST, ROW, SECOND, TILE, Words, mix, position_keys
+from megatron.core.ops.digest_words.definition import GROUP, ROW, TILE, mix, place_keys, position_keys, tile_keys
 
 CHUNKS = 16
 """Most runs of rows that get a digest of their own."""
 
-MOST_SLOTS = 512
-"""Partial sums of one large tensor: enough programs to keep a device busy."""
-ROWS_PER_PART, MOST_PARTS = 256, 32
-_COLLECT_AT = 1 << 22
-"""Partial sums that wait before they are added up."""
+MOST_SLOTS = 528
+"""Partial sums of one large tensor: four programs for each multiprocessor of an H200."""
+ROWS_PER_PART, MOST_PARTS, WORDS_PER_PART = 256, 32, 1 << 17
+CAPACITY = 1 << 19
+"""Partial sums that are kept before they are added up."""
+LAUNCHED_AT_ONCE = 4
+"""Tensors that one launch digests."""
+_TILES_AT_ONCE = 256
+
+
+class _Queue:
+    """Partial sums ``[2, CAPACITY]`` made on one stream, one digest after the other, and what they were added up to."""
+
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        self.stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.partial = torch.empty(2, capacity, dtype=torch.int64, device=device)
+        self._used, self._count = 0, 0
+        self._ends: list[int] = []
+        self._lines: list[torch.Tensor] = []
+
+    def place(self, counts: Sequence[int]) -> tuple[int, int]:
+        """Room for digests of so many partial sums each, side by side: the first column, and the first's number."""
+        total = sum(counts)
+        if self._used + total > self.partial.shape[1]:
+            self.collect()
+        at, number = self._used, self._count
+        self._used += total
+        self._count += len(counts)
+        for count in counts:
+            at += count
+            self._ends.append(at - 1)
+        return self._used - total, number
+
+    def collect(self) -> None:
+        """Add up what is there, on the device; runs on the queue's stream."""
+        if not self._ends:
+            return
+        with torch._C._DisableTorchDispatch():
+            self._collect()
+
+    def _collect(self) -> None:
+        ends = torch.tensor(self._ends)
+        if self.stream is not None:
+            ends = ends.pin_memory().to(self.partial.device, non_blocking=True)
+        # Running sums wrap; their differences are exact all the same.
+        upto = torch.stack([lane[: self._used].cumsum(0)[ends] for lane in self.partial])
+        self._lines.append(torch.diff(upto, dim=1, prepend=torch.zeros_like(upto[:, :1])))
+        self._used, self._ends = 0, []
+
+    def adopt(self, digests: torch.Tensor) -> int:
+        """Append finished digests int64 ``[n, 2]``; the number of the first."""
+        if len(digests) > self.partial.shape[1]:
+            self.collect()
+            self._lines.append(digests.t())
+            number, self._count = self._count, self._count + len(digests)
+            return number
+        at, number = self.place([1] * len(digests))
+        with torch._C._DisableTorchDispatch():
+            self.partial[:, at : at + len(digests)].copy_(digests.t())
+        return number
+
+    def send(self) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """A copy on the host ``[2, n]``, complete after the event, and start again."""
+        self.collect()
+        lines = torch.cat(self._lines, dim=1) if self._lines else self.partial[:, :0]
+        self._lines, self._count = [], 0
+        if self.stream is None:
+            return lines.clone(), None
+        copy = torch.empty(lines.shape, dtype=torch.int64, pin_memory=True)
+        copy.copy_(lines, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return copy, arrived
 
 
 @dataclass(slots=True)
@@ -42,153 +113,186 @@ Digest: TypeAlias = list[int] | _Waiting
 """Numbers that are here, or on their way."""
 
 
-class _Queue:
-    """Partial sums ``[2, n]`` made on one stream, one digest after the other, and what they were added up to."""
+class Sent:
+    """Digests on their way to the host; ``wait`` before anything is asked. It may be used in another thread."""
 
-    def __init__(self) -> None:
-        self._partial: list[torch.Tensor] = []
-        self._ends: list[int] = []
-        self._lines: list[torch.Tensor] = []
-        self._size = 0
-        self._count = 0
-        self.numbers: tuple[list[int], list[int]] = ([], [])
+    def __init__(self, lines: dict[_Queue, tuple[torch.Tensor, torch.cuda.Event | None]]) -> None:
+        self._lines = lines
+        self._numbers: dict[_Queue, Any] = {}
+        self._texts: dict[_Queue, str] = {}
 
-    def put(self, partial: torch.Tensor, segments: int) -> int:
-        """Append ``segments`` equal segments of partial sums; returns the number of the first."""
-        first = self._count
-        step = partial.shape[1] // segments
-        self._partial.append(partial)
-        self._ends.extend(range(self._size + step, self._size + partial.shape[1] + 1, step))
-        self._size += partial.shape[1]
-        self._count += segments
-        if self._size >= _COLLECT_AT:
-            self.collect()
-        return first
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return all(arrived is None for _, arrived in self._lines.values())
 
-    def collect(self) -> None:
-        """Add up what waits, on the device."""
-        if not self._partial:
-            return
-        running = torch.cat(self._partial, dim=1)
-        ends = torch.tensor(self._ends) - 1
-        if running.device.type == "cuda":
-            ends = ends.pin_memory().to(running.device, non_blocking=True)
-        # Running sums wrap; their differences are exact all the same.
-        upto = torch.stack([lane.cumsum(0)[ends] for lane in running])
-        self._lines.append(torch.diff(upto, dim=1, prepend=torch.zeros_like(upto[:, :1])))
-        self._partial, self._ends, self._size = [], [], 0
+    def wait(self) -> None:
+        """Until they are all here."""
+        for queue, (copy, arrived) in self._lines.items():
+            if arrived is not None:
+                arrived.synchronize()
+            self._numbers[queue] = copy.numpy()
+            self._texts[queue] = self._numbers[queue].T.astype(">i8").tobytes().hex()
 
-    def take(self) -> None:
-        """Bring both lanes of every segment to the host, and start again; waits for the device."""
-        self.collect()
-        first, second = torch.cat(self._lines, dim=1).tolist() if self._lines else ([], [])
-        self.numbers = first, second
-        self._lines, self._count = [], 0
+    def numbers(self, digest: Digest) -> list[int]:
+        """The numbers of a digest."""
+        if isinstance(digest, list):
+            return digest
+        lines, at, runs = self._numbers[digest.queue], digest.position, digest.runs
+        if not runs:
+            return lines[:, at].tolist()
+        return [int(lines[0, at : at + runs].sum()), *lines[1, at : at + runs].tolist()]
+
+    def text(self, digest: Digest) -> str:
+        """A digest of a whole tensor in 32 hex digits."""
+        if isinstance(digest, list):
+            return "".join(map(hex64, digest))
+        return self._texts[digest.queue][32 * digest.position : 32 * digest.position + 32]
 
 
 class Digester:
-    """Makes digests; ``words`` and ``rows`` are the ops ``digest_words`` and ``digest_rows``."""
+    """Makes digests; ``words`` and ``rows`` are the ops ``digest_words`` and ``digest_rows``. ``launches`` and
+    ``bytes_read`` count what was asked of a device."""
 
     def __init__(
         self,
-        words: Callable[..., torch.Tensor] = words_reference.digest_words,
-        rows: Callable[..., torch.Tensor] = rows_reference.digest_rows,
+        words: Callable[..., None] = words_reference.digest_words,
+        rows: Callable[..., None] = rows_reference.digest_rows,
+        capacity: int = CAPACITY,
     ) -> None:
-        self._words, self._rows = words, rows
-        self._queues: dict[tuple[torch.device, int], _Queue] = {}
-        self._on_host = numpy.zeros(0, dtype=numpy.int64)
+        self._words, self._rows, self._capacity = words, rows, capacity
+        self._queues: dict[tuple[int, int], _Queue] = {}
+        self._row_keys = numpy.zeros(0, dtype=numpy.int64)
+        self.launches, self.bytes_read = 0, 0
 
-    def _position(self, count: int) -> Words:
-        if self._on_host.size < count:
-            size = max(1024, 1 << (count - 1).bit_length())
-            self._on_host = position_keys(numpy.arange(size, dtype=numpy.int64))
-        return self._on_host[:count]
+    def whole(self, tensors: Sequence[torch.Tensor]) -> list[Digest]:
+        """Two numbers over all elements of each, in row-major order; all on one device."""
+        if tensors[0].is_cpu:
+            # Past the dispatch mode of the op level, which would cost ten times the work itself.
+            with torch._C._DisableTorchDispatch():
+                return [_on_host(tensor.detach()) if tensor.numel() else [0, 0] for tensor in tensors]
+        if all(tensor.numel() for tensor in tensors):
+            return self.on_device([_readable(tensor) for tensor in tensors])
+        return [digest for tensor in tensors for digest in (self.whole([tensor]) if tensor.numel() else [[0, 0]])]
 
-    def whole(self, tensor: torch.Tensor) -> Digest:
-        """Two numbers over all elements in row-major order."""
-        if tensor.numel() == 0:
-            return [0, 0]
-        raw = _bytes(tensor, 1)
-        if raw.device.type == "cpu":
-            words = _padded(raw).numpy().view(numpy.int64)[0]
-            mixed = mix(words ^ self._position(words.shape[0]), FIRST)
-            return [int(mixed.sum()), int(mix(mixed, SECOND).sum())]
-        return self.on_device(raw[0])
-
-    def on_device(self, raw: torch.Tensor) -> Digest:
-        """The digest of flat bytes by the op."""
-        raw = raw if raw.data_ptr() % 8 == 0 else raw.clone()
-        slots = min(MOST_SLOTS, -(-raw.numel() // (8 * TILE)))
-        queue = self._queue(raw.device)
-        return _Waiting(queue, queue.put(self._words(raw, slots), 1))
+    def on_device(self, tensors: Sequence[torch.Tensor]) -> list[Digest]:
+        """The digests of contiguous tensors of one device, by the op."""
+        sizes = [tensor.nbytes for tensor in tensors]
+        slots = [min(MOST_SLOTS, -(-size // (4 * TILE * GROUP))) for size in sizes]
+        queue = self._queue(tensors[0].device)
+        if len(slots) > 1 and sum(slots) > self._capacity:
+            return [digest for tensor in tensors for digest in self.on_device([tensor])]
+        at, number = queue.place(slots)
+        self._words(tensors, slots, queue.partial, at)
+        self.launches += -(-len(tensors) // LAUNCHED_AT_ONCE)
+        self.bytes_read += sum(sizes)
+        return [_Waiting(queue, number + n) for n in range(len(tensors))]
 
     def by_row(self, tensor: torch.Tensor) -> Digest:
         """1 + n numbers: over the rows (dimension 0) without their order, then over n runs of rows with it."""
         if tensor.numel() == 0:
             return [0]
+        with torch._C._DisableTorchDispatch():
+            return self._by_row(tensor)
+
+    def _by_row(self, tensor: torch.Tensor) -> Digest:
         count = tensor.shape[0]
-        raw = _padded(_bytes(tensor, count))
-        if raw.device.type != "cpu":
+        raw = _padded(_readable(tensor.detach()).view(-1).view(torch.uint8).view(count, -1))
+        if not raw.is_cpu:
             return self.rows_on_device(raw)
-        words = raw.numpy().view(numpy.int64)
-        row = mix(words ^ self._position(words.shape[1]), FIRST).sum(1)
-        placed = mix(row + self._position(count), ROW)
+        words = raw.numpy().view(numpy.uint32)
+        row = (words * self._keys(words.shape[1]).view(numpy.uint64)).sum(1).view(numpy.int64)
+        placed = mix(row + position_keys(numpy.arange(count, dtype=numpy.int64)), ROW)
         length = -(-count // CHUNKS)
         return [int(mix(row, ROW).sum()), *(int(placed[s : s + length].sum()) for s in range(0, count, length))]
 
     def rows_on_device(self, raw: torch.Tensor) -> Digest:
         """The digests by row of ``[rows, bytes]``, whole words, by the op."""
-        raw = raw if raw.data_ptr() % 8 == 0 else raw.clone()
-        words = raw.view(torch.int64)
+        words = raw.view(torch.int32)
         length = -(-words.shape[0] // CHUNKS)
         runs = -(-words.shape[0] // length)
-        splits = min(MOST_PARTS, max(1, length // ROWS_PER_PART, words.numel() // (64 * TILE)), length)
+        splits = min(MOST_PARTS, max(1, length // ROWS_PER_PART, words.numel() // WORDS_PER_PART), length)
         queue = self._queue(raw.device)
-        return _Waiting(queue, queue.put(self._rows(words, length, splits), runs), runs)
+        at, number = queue.place([splits] * runs)
+        self._rows(words, length, splits, queue.partial, at)
+        self.launches += 1
+        self.bytes_read += raw.nbytes
+        return _Waiting(queue, number, runs)
+
+    def _keys(self, count: int) -> Any:
+        if self._row_keys.size < count:
+            self._row_keys = position_keys(numpy.arange(1 << (count - 1).bit_length(), dtype=numpy.int64)) | 1
+        return self._row_keys[:count]
 
     def adopt(self, digests: torch.Tensor) -> list[Digest]:
         """Digests that were made elsewhere, int64 ``[n, 2]`` on any device."""
         if digests.device.type == "cpu":
             return list(digests.tolist())
         queue = self._queue(digests.device)
-        first = queue.put(digests.t().contiguous(), len(digests)) if len(digests) else 0
+        first = queue.adopt(digests) if len(digests) else 0
         return [_Waiting(queue, first + n) for n in range(len(digests))]
 
     def _queue(self, device: torch.device) -> _Queue:
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        if (device, stream) not in self._queues:
-            self._queues[device, stream] = _Queue()
-        return self._queues[device, stream]
+        on_gpu = device.type == "cuda"
+        key = (device.index, torch.cuda.current_stream(device).cuda_stream) if on_gpu else (-1, 0)
+        if key not in self._queues:
+            self._queues[key] = _Queue(device, self._capacity)
+        return self._queues[key]
 
-    def numbers(self, digests: list[Digest]) -> list[list[int]]:
-        """The numbers of all digests made since this was last asked; waits for their devices."""
-        for device in {device for device, _ in self._queues if device.type == "cuda"}:
-            torch.cuda.synchronize(device)  # other streams too
+    def send(self) -> Sent:
+        """All digests made since this was last called, on their way to the host; nobody waits."""
+        lines = {}
         for queue in self._queues.values():
-            queue.take()
-        return [digest if isinstance(digest, list) else _finished(digest) for digest in digests]
+            with torch.cuda.stream(queue.stream) if queue.stream is not None else nullcontext():
+                lines[queue] = queue.send()
+        return Sent(lines)
+
+    def numbers(self, digests: Sequence[Digest]) -> list[list[int]]:
+        """The numbers of all digests made since they were last sent; waits for their devices."""
+        sent = self.send()
+        sent.wait()
+        return [sent.numbers(digest) for digest in digests]
 
 
-def _finished(digest: _Waiting) -> list[int]:
-    at, runs, (first, second) = digest.position, digest.runs, digest.queue.numbers
-    if not runs:
-        return [first[at], second[at]]
-    return [_wrapped(sum(first[at : at + runs])), *second[at : at + runs]]
+def _on_host(tensor: torch.Tensor) -> Digest:
+    flat = _readable(tensor).view(-1).view(torch.uint8)
+    words = _padded(flat.view(1, -1))[0].numpy().view(numpy.uint32)
+    if words.size <= TILE:
+        return [int((words * keys[: words.size]).sum().view(numpy.int64)) for keys in _first_tile()]
+    total, places = numpy.zeros((2, TILE), dtype=numpy.uint64), _host_keys(place_keys, TILE)
+    for begin in range(0, words.size, TILE * _TILES_AT_ONCE):
+        part = words[begin : begin + TILE * _TILES_AT_ONCE]
+        tiles = numpy.pad(part, (0, -part.size % TILE)).reshape(-1, TILE)
+        keys = tile_keys(begin // TILE + numpy.arange(len(tiles), dtype=numpy.int64))
+        for lane, key in zip(total, keys, strict=True):
+            lane += (tiles * key.view(numpy.uint64)[:, None]).sum(0)
+    return [int((lane * keys).sum().view(numpy.int64)) for lane, keys in zip(total, places, strict=True)]
 
 
-def _wrapped(value: int) -> int:
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+@cache
+def _host_keys(of: Callable[..., Any], count: int) -> tuple[Any, Any]:
+    first, second = of(numpy.arange(count, dtype=numpy.int64))
+    return first.view(numpy.uint64), second.view(numpy.uint64)
 
 
-def _bytes(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """The tensor's bytes in row-major order, ``[rows, bytes]``."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).view(rows, flat.numel() * flat.element_size() // rows)
+@cache
+def _first_tile() -> list[Any]:
+    """Keys of the words of a tensor that is one tile at most."""
+    pairs = zip(_host_keys(place_keys, TILE), _host_keys(tile_keys, 1), strict=True)
+    return [place * tile for place, tile in pairs]
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its bytes lie in row-major order from a multiple of 4 on, otherwise a copy."""
+    if tensor.is_contiguous() and not (tensor.data_ptr() % 4 or tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def _padded(raw: torch.Tensor) -> torch.Tensor:
-    """Rows filled with zeros to whole words of 8 bytes."""
-    missing = -raw.shape[1] % 8
+    """Rows filled with zeros to whole words of 4 bytes."""
+    missing = -raw.shape[1] % 4
     return torch.nn.functional.pad(raw, (0, missing)) if missing else raw
 
 

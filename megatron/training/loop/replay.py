@@ -145,6 +145,7 @@ class ReplayCheck:
                     self._show_results()
         finally:
             recorder.end_step(iteration, complete=True)
+            recorder.settle()
         return _Computed(b"".join(self._lines), losses, stopped)
 
     @contextmanager

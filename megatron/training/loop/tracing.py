@@ -52,7 +52,9 @@ class Tracing:
         dump = None
         if config.trace_dump is not None:
             dump = Dump(self._folder / dump_folder(self._rank), config.trace_dump, DUMP_LIMIT_BYTES)
-        self.recorder = Recorder(self._writer.write, dump) if self._rank in self._ranks else None
+        trusting = self._depth < LEVELS.index("op")
+        traced = self._rank in self._ranks
+        self.recorder = Recorder(self._writer.write, dump, trusting=trusting) if traced else None
 
     def groups(self) -> ProcessGroups:
         """The process groups everything is to be built with."""
@@ -138,7 +140,10 @@ class Tracing:
     def close(self) -> None:
         """Close the files; safe to call twice."""
         if self.recorder is not None:
-            self._writer.close(self.recorder.written)
+            try:
+                self.recorder.settle()
+            finally:
+                self._writer.close(self.recorder.written)
 
 
 class TracedStep:

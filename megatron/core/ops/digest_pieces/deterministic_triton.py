@@ -8,7 +8,9 @@ from megatron.core.ops.digest_pieces.kernels.digest_pieces import digest_tiles_k
 from megatron.core.ops.digest_pieces.table import TILE, PieceTable
 from megatron.core.ops.registry import Guarantee, Variant
 
-BLOCK = 512
+BLOCK, READ_AT_ONCE = 512, 1024
+LONGEST_VECTOR = 8
+"""Words of the largest memory access, where all offsets are multiples of it."""
 AT_ONCE = 3
 
 
@@ -34,8 +36,9 @@ def _up_to_three(table: PieceTable, words: tuple[torch.Tensor, ...]) -> torch.Te
         out_ptr=partial,
         num_tiles=num_tiles,
         COUNT=count,
+        ALIGNED=LONGEST_VECTOR if table.alignment % LONGEST_VECTOR == 0 else 1,
         TILE=TILE,
-        BLOCK=BLOCK,
+        BLOCK=READ_AT_ONCE,
         num_warps=4,
     )
     return sum_tiles(table, partial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class PieceTable:
     def __init__(self, pieces: Iterable[PieceAt]) -> None:
         self.pieces = tuple(pieces)
         self.keys = tuple(shard_key(piece.name, piece.shard) for piece in self.pieces)
+        self.alignment = math.gcd(*(piece.offset for piece in self.pieces if piece.length))
+        """The greatest number that divides all offsets; 0 where all are 0."""
         self._copies: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     @property

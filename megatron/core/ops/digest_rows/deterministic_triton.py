@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 
@@ -11,33 +13,29 @@ from megatron.core.ops.registry import Guarantee, Variant
 
 TILE, WIDEST = 2048, 512
 
+_COMPILED: dict[tuple[int, bool, int, int], Any] = {}
+"""Kernels by device, ALIGNED, ROWS and WORDS, to be launched without asking which it is."""
 
-def digest_rows(words_RK: torch.Tensor, length: int, splits: int) -> torch.Tensor:
+
+def digest_rows(words_RK: torch.Tensor, length: int, splits: int, out: torch.Tensor, first: int) -> None:
     """Same contract as the reference."""
     rows, width = words_RK.shape
     part, parts = triton.cdiv(length, splits), triton.cdiv(rows, length) * splits
-    out = torch.empty(2, parts, dtype=torch.int64, device=words_RK.device)
     if not parts:
-        return out
+        return
+    flat_RK = words_RK.contiguous()
+    address = flat_RK.data_ptr()
+    aligned = address % 16 == 0 and width % 4 == 0
     words = min(WIDEST, power_of_two(width))
     tile_rows = min(TILE // words, power_of_two(part))
-    # Powers of two, so that few kernels are compiled.
-    digest_rows_kernel[(parts,)](
-        words_ptr=words_RK.contiguous(),
-        out_ptr=out,
-        rows=rows,
-        width=width,
-        length=length,
-        part=part,
-        splits=splits,
-        parts=parts,
-        ROW_TURNS=power_of_two(triton.cdiv(part, tile_rows)),
-        WORD_TURNS=power_of_two(triton.cdiv(width, words)),
-        ROWS=tile_rows,
-        WORDS=words,
-        num_warps=4,
-    )
-    return out
+    columns = width // 4 if aligned else width
+    given = (address, out.data_ptr() + 8 * first, out.stride(0), rows, columns, length, part, splits)
+    key = (out.get_device(), aligned, tile_rows, words)
+    kernel = _COMPILED.get(key)
+    if kernel is not None:
+        kernel[(parts, 1, 1)](*given, aligned, tile_rows, words)
+        return
+    _COMPILED[key] = digest_rows_kernel[(parts,)](*given, ALIGNED=aligned, ROWS=tile_rows, WORDS=words, num_warps=4)
 
 
 VARIANT = Variant(

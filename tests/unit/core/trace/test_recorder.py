@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from megatron.core.trace.format import Event, decode_event
 from megatron.core.trace.module_hooks import ModuleHooks
 from megatron.core.trace.op_mode import OpMode
 from megatron.core.trace.recorder import Recorder
+from megatron.core.trace.tensor_digest import Digester, Sent
+from tests.support.traces import encode_event
 
 
 class Lines:
@@ -163,6 +166,85 @@ def test_hooks_and_modes_change_no_bit():
 
     for plain, traced in zip(gradients(False), gradients(True), strict=True):
         assert torch.equal(plain, traced)
+
+
+def test_lines_are_those_that_the_format_says():
+    def work(recorder: Recorder) -> None:
+        x = torch.arange(6).view(2, 3)
+        (x.t() + torch.empty(3, 2)).sum()
+        recorder.around("sum", "planted", lambda: x * 2, ins=[x], meta={"ranks": [0, 1]}, rows=True)
+
+    lines = Lines()
+    recorder = Recorder(lines)
+    recorder.begin_step()
+    recorder.segment("forward", 1)
+    with OpMode(recorder):
+        work(recorder)
+    recorder.end_step(1, complete=True)
+    assert [encode_event(event) for event in lines.events()] == lines.raw.splitlines(keepends=True)[1:-1]
+
+
+def noted(trusting: bool) -> tuple[Recorder, torch.Tensor, list[str]]:
+    """A recorder, a tensor it has seen, and the digests of its second look before and after a change in place."""
+    recorder, x, digests = Recorder(lambda raw: None, trusting=trusting), torch.ones(3, 4), []
+    recorder.segment("forward", 1)
+    recorder.note(x)
+    for change in (0, 1):
+        x.add_(1) if change else None
+        (note,) = recorder.note((x.view(12),), reuse=True)
+        digests.append(str(note.whole))
+    return recorder, x, digests
+
+
+def test_unchanged_tensors_are_not_read_again_where_versions_are_trusted():
+    recorder, x, digests = noted(True)
+    assert (recorder.work.tensors, recorder.work.known) == (3, 1)
+    assert digests[0] != digests[1]
+    recorder.note(x)
+    recorder.note(x[:1], reuse=True)
+    recorder.note(x.view(torch.int32), reuse=True)
+    recorder.segment("backward", 1)
+    recorder.note(x, reuse=True)
+    assert recorder.work.known == 1, "another part, type or segment is read"
+    assert noted(False)[0].work.known == 0
+    assert noted(False)[2] == digests
+
+
+class Arriving:
+    """Stands for the event after which digests are on the host."""
+
+    def __init__(self) -> None:
+        self.here = threading.Event()
+
+    def synchronize(self) -> None:
+        assert self.here.wait(10)
+
+
+def test_nobody_waits_for_digests_and_an_error_of_the_disk_is_raised(monkeypatch: pytest.MonkeyPatch):
+    arriving, lines = Arriving(), Lines()
+
+    def send(digester: Digester) -> Sent:
+        queue = digester._queue(torch.device("cpu"))
+        return Sent({queue: (torch.zeros(2, 0, dtype=torch.int64), arriving)})
+
+    monkeypatch.setattr(Digester, "send", send)
+    recorder = Recorder(lines)
+    recorder.begin_step()
+    recorder.event("stage", "planted", scope="step")
+    recorder.end_step(1, complete=True)
+    assert lines.raw == b""
+    arriving.here.set()
+    recorder.settle()
+    assert [event.name for event in lines.events()] == ["planted"]
+
+    def full(raw: bytes) -> None:
+        raise OSError("disk full")
+
+    recorder = Recorder(full)
+    recorder.begin_step()
+    recorder.end_step(1, complete=True)
+    with pytest.raises(OSError, match="disk full"):
+        recorder.settle()
 
 
 def test_an_error_in_a_step_leaves_what_came_before():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from megatron.core.ops.digest_words.definition import TILE
 from megatron.core.trace import tensor_digest
-from megatron.core.trace.tensor_digest import Digester
+from megatron.core.trace.tensor_digest import Digest, Digester
 
 TENSORS = {
     "scalar": torch.tensor(1.5),
@@ -19,27 +20,48 @@ TENSORS = {
 }
 
 
+def whole(digester: Digester, tensor: torch.Tensor) -> Digest:
+    return digester.whole([tensor])[0]
+
+
 @pytest.mark.parametrize("name", TENSORS)
 def test_equal_values_have_equal_digests_and_one_bit_shows(name: str):
     tensor, digester = TENSORS[name], Digester()
-    assert digester.whole(tensor) == digester.whole(tensor.clone()) == digester.whole(tensor.contiguous())
+    alike = digester.whole([tensor, tensor.clone(), tensor.contiguous()])
+    assert alike[0] == alike[1] == alike[2]
     changed = tensor.clone(memory_format=torch.contiguous_format)
     changed.view(-1).view(torch.uint8)[-1] ^= 1
-    assert digester.whole(changed) != digester.whole(tensor)
+    assert whole(digester, changed) != alike[0]
 
 
 def test_zero_and_minus_zero_and_order_differ():
     digester = Digester()
-    assert digester.whole(torch.tensor([0.0])) != digester.whole(torch.tensor([-0.0]))
-    assert digester.whole(torch.tensor([1.0, 2.0])) != digester.whole(torch.tensor([2.0, 1.0]))
+    assert whole(digester, torch.tensor([0.0])) != whole(digester, torch.tensor([-0.0]))
+    assert whole(digester, torch.tensor([1.0, 2.0])) != whole(digester, torch.tensor([2.0, 1.0]))
+
+
+def test_every_place_of_several_tiles_shows_in_both_lanes():
+    digester, size = Digester(), 5 * TILE + 7
+    marked = torch.eye(size, dtype=torch.uint8)[:: size // 200]
+    found = digester.whole(list(marked.repeat_interleave(4, dim=1)))
+    assert len({first for first, _ in found}) == len({second for _, second in found}) == len(marked)
+
+
+def test_flipped_signs_show_however_many():
+    digester, values = Digester(), torch.randn(6000)
+    seen = set()
+    for count in range(0, 6000, 30):
+        values[:count].neg_()
+        seen.add(tuple(whole(digester, values)))
+    assert len(seen) == 200
 
 
 def test_gaps_between_elements_are_not_read():
     storage = torch.zeros(4, 8)
     view, digester = storage[:, :3], Digester()
-    before = digester.whole(view)
+    before = whole(digester, view)
     storage[:, 3:] = float("nan")
-    assert digester.whole(view) == before
+    assert whole(digester, view) == before
 
 
 def test_permuted_rows_keep_the_digest_without_order():
@@ -57,30 +79,36 @@ def test_permuted_rows_keep_the_digest_without_order():
 
 
 def test_empty_tensors_have_a_digest():
-    assert Digester().whole(torch.zeros(0, 3)) == [0, 0]
+    assert Digester().whole([torch.zeros(0, 3)]) == [[0, 0]]
     assert Digester().by_row(torch.zeros(0, 3)) == [0]
+
+
+def by_op(digester: Digester, tensor: torch.Tensor) -> list[Digest]:
+    """Both digests as a device's tensors get them."""
+    readable = tensor_digest._readable(tensor)
+    rows = readable.view(-1).view(torch.uint8).view(tensor.shape[0] if tensor.dim() else 1, -1)
+    return [*digester.on_device([readable]), digester.rows_on_device(tensor_digest._padded(rows))]
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_ops_give_the_numbers_of_the_host(name: str):
     tensor, digester = TENSORS[name], Digester()
-    rows = tensor.shape[0] if tensor.dim() else 1
-    waiting = [
-        digester.on_device(tensor_digest._bytes(tensor, 1)[0]),
-        digester.rows_on_device(tensor_digest._padded(tensor_digest._bytes(tensor, rows))),
-    ]
-    here = [digester.whole(tensor), digester.by_row(tensor if tensor.dim() else tensor.view(1))]
-    assert digester.numbers(waiting) == here
+    here = [whole(digester, tensor), digester.by_row(tensor if tensor.dim() else tensor.view(1))]
+    waiting = by_op(digester, tensor)
+    sent = digester.send()
+    sent.wait()
+    assert [sent.numbers(digest) for digest in waiting] == here
+    assert sent.text(waiting[0]) == sent.text(here[0])
 
 
-def test_digests_of_many_tensors_wait_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tensor_digest, "_COLLECT_AT", 40)
-    digester = Digester()
-    tensors = [torch.randn(n, 5) for n in (1, 700, 3, 40, 5000, 2, 17)]
+@pytest.mark.parametrize("capacity", [600, 1 << 16])
+def test_digests_of_many_tensors_wait_together(capacity: int):
+    digester = Digester(capacity=capacity)
+    tensors = [torch.randn(n, 5) for n in (1, 700, 3, 40, 5000, 2, 17, 60_000)]
+    here = [digest for tensor in tensors for digest in (whole(digester, tensor), digester.by_row(tensor))]
     for _ in range(2):
-        waiting = []
-        for tensor in tensors:
-            waiting.append(digester.on_device(tensor_digest._bytes(tensor, 1)[0]))
-            waiting.append(digester.rows_on_device(tensor_digest._padded(tensor_digest._bytes(tensor, len(tensor)))))
-        here = [digest for tensor in tensors for digest in (digester.whole(tensor), digester.by_row(tensor))]
-        assert digester.numbers(waiting) == here
+        waiting = [digest for tensor in tensors for digest in by_op(digester, tensor)]
+        together = digester.on_device([tensor_digest._readable(tensor) for tensor in tensors])
+        adopted = digester.adopt(torch.tensor([[1, -2], [3, 4]]))
+        numbers = digester.numbers([*waiting, *together, *adopted])
+        assert numbers == [*here, *here[::2], [1, -2], [3, 4]]

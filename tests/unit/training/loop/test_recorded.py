@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megatron.core.trace.format import Event, Seen, encode_event, encode_line
+from megatron.core.trace.format import Event, Seen, encode_line
 from megatron.training.loop.recorded import first_mismatch
+from tests.support.traces import encode_event
 
 SEGMENT = encode_line({"segment": {"pass": "forward", "iteration": 4, "chunk": 0, "shard": 1, "microbatch": 2}})
 

@@ -14,17 +14,24 @@ def mixed(x, SHIFT: tl.constexpr, multiplier):
 
 
 @triton.jit
-def word_keys(index, key_0, key_1):
-    """Both odd keys of the words ``index`` of a shard, as digest_pieces/definition.py makes them; uint32."""
-    high = tl.full(index.shape, 0x9E3779B9, tl.uint32)
-    first = tl.full(index.shape, 0x7FEB352D, tl.uint32)
-    second = tl.full(index.shape, 0x846CA68B, tl.uint32)
-    third = tl.full(index.shape, 0xC2B2AE35, tl.uint32)
-    x = (index.to(tl.uint32) ^ key_0.to(tl.uint32)) + (index >> 32).to(tl.uint32) * high
+def keys_of(low, high, key_0, key_1):
+    """Both odd keys of words of a shard, as digest_pieces/definition.py makes them, from the low halves of their
+    indices and what the high halves add; uint32."""
+    first = tl.full(low.shape, 0x7FEB352D, tl.uint32)
+    second = tl.full(low.shape, 0x846CA68B, tl.uint32)
+    third = tl.full(low.shape, 0xC2B2AE35, tl.uint32)
+    x = (low ^ key_0.to(tl.uint32)) + high
     x = mixed(mixed(x, 16, first), 15, second)
     x = x ^ (x >> 16)
     y = mixed(x + (key_0 >> 32).to(tl.uint32), 15, third)
     return (x ^ key_1.to(tl.uint32)) | 1, ((y ^ (y >> 16)) ^ (key_1 >> 32).to(tl.uint32)) | 1
+
+
+@triton.jit
+def word_keys(index, key_0, key_1):
+    """Both odd keys of the words ``index`` of a shard; uint32."""
+    high = (index >> 32).to(tl.uint32) * tl.full(index.shape, 0x9E3779B9, tl.uint32)
+    return keys_of(index.to(tl.uint32), high, key_0, key_1)
 
 
 @triton.jit
@@ -39,34 +46,59 @@ def weighed(key, words):
     return key.to(tl.uint64) * bits.to(tl.uint64)
 
 
+@triton.jit
+def weighed_sums(even, odd, words):
+    """The words times both keys, four neighbours added up: they are in one thread's registers."""
+    a, b = weighed(even, words), weighed(odd, words)
+    FOURS: tl.constexpr = words.shape[0] // 4
+    return tl.sum(tl.reshape(a, (FOURS, 4)), 1), tl.sum(tl.reshape(b, (FOURS, 4)), 1)
+
+
 @triton.jit(do_not_specialize=["num_tiles"])
 def digest_tiles_kernel(
     words_0_ptr, words_1_ptr, words_2_ptr, table_ptr, tiles_ptr, out_ptr, num_tiles,
-    COUNT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[tensor, tile, lane] for up to three tensors, which share the keys."""
+    """out[tensor, tile, lane] for up to three tensors, which share the keys. ALIGNED divides all offsets."""
     tile = tl.program_id(0).to(tl.int64)
     facts_ptr = table_ptr + tl.load(tiles_ptr + 2 * tile) * 5
-    begin = tl.load(tiles_ptr + 2 * tile + 1)
-    offset, length, start = tl.load(facts_ptr), tl.load(facts_ptr + 1), tl.load(facts_ptr + 2)
+    begin = tl.multiple_of(tl.load(tiles_ptr + 2 * tile + 1), BLOCK)
+    offset = tl.multiple_of(tl.load(facts_ptr), ALIGNED)
+    length, start = tl.load(facts_ptr + 1), tl.load(facts_ptr + 2)
     key_0, key_1 = tl.load(facts_ptr + 3), tl.load(facts_ptr + 4)
-    zero = tl.zeros((BLOCK,), tl.uint64)
+    zero = tl.zeros((BLOCK // 4,), tl.uint64)
     a0, a1, b0, b1, c0, c1 = zero, zero, zero, zero, zero, zero
-    for block in range(0, TILE, BLOCK):
-        index = begin + block + tl.arange(0, BLOCK)
-        inside = index < length
-        even, odd = word_keys(start + index, key_0, key_1)
-        a = tl.load(words_0_ptr + offset + index, mask=inside, other=0)
-        a0 += weighed(even, a)
-        a1 += weighed(odd, a)
-        if COUNT > 1:
-            b = tl.load(words_1_ptr + offset + index, mask=inside, other=0)
-            b0 += weighed(even, b)
-            b1 += weighed(odd, b)
-        if COUNT > 2:
-            c = tl.load(words_2_ptr + offset + index, mask=inside, other=0)
-            c0 += weighed(even, c)
-            c1 += weighed(odd, c)
+    first = start + begin
+    if (begin + TILE <= length) & ((first >> 32) == ((first + TILE) >> 32)):
+        # A whole tile, whose indices have one high half: no masks, 32-bit arithmetic.
+        high = (first >> 32).to(tl.uint32) * tl.full((), 0x9E3779B9, tl.uint32)
+        for block in range(0, TILE, BLOCK):
+            step = block + tl.arange(0, BLOCK)
+            at = offset + begin + step
+            even, odd = keys_of(first.to(tl.uint32) + step.to(tl.uint32), high, key_0, key_1)
+            even_sum, odd_sum = weighed_sums(even, odd, tl.load(words_0_ptr + at))
+            a0, a1 = a0 + even_sum, a1 + odd_sum
+            if COUNT > 1:
+                even_sum, odd_sum = weighed_sums(even, odd, tl.load(words_1_ptr + at))
+                b0, b1 = b0 + even_sum, b1 + odd_sum
+            if COUNT > 2:
+                even_sum, odd_sum = weighed_sums(even, odd, tl.load(words_2_ptr + at))
+                c0, c1 = c0 + even_sum, c1 + odd_sum
+    else:
+        for block in range(0, TILE, BLOCK):
+            index = begin + block + tl.arange(0, BLOCK)
+            inside = index < length
+            even, odd = word_keys(start + index, key_0, key_1)
+            even_sum, odd_sum = weighed_sums(even, odd, tl.load(words_0_ptr + offset + index, mask=inside, other=0))
+            a0, a1 = a0 + even_sum, a1 + odd_sum
+            if COUNT > 1:
+                words = tl.load(words_1_ptr + offset + index, mask=inside, other=0)
+                even_sum, odd_sum = weighed_sums(even, odd, words)
+                b0, b1 = b0 + even_sum, b1 + odd_sum
+            if COUNT > 2:
+                words = tl.load(words_2_ptr + offset + index, mask=inside, other=0)
+                even_sum, odd_sum = weighed_sums(even, odd, words)
+                c0, c1 = c0 + even_sum, c1 + odd_sum
     store_pair(out_ptr + 2 * tile, a0, a1)
     if COUNT > 1:
         store_pair(out_ptr + 2 * (num_tiles + tile), b0, b1)
