@@ -79,6 +79,16 @@ def test_a_leg_that_fails_is_explained(tmp_path: Path) -> None:
     assert [line.strip() for line in outcome.details[1:]] == [line.strip() for line in REFUSED.splitlines()]
 
 
+def test_torchrun_of_this_torch_is_understood(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nprint('ValueError: out of luck', file=sys.stderr, flush=True)\nsys.exit(3)\n")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    outcome = run_leg([*launcher, str(program)], tmp_path / "log")
+    assert outcome is not None
+    assert "exit code 3" in outcome.verdict
+    assert outcome.details[1:] == ("  ValueError: out of luck",)
+
+
 @pytest.mark.parametrize("text", [REFUSED + TRAILER, "Segmentation fault\n"])
 def test_on_the_command_line(tmp_path: Path, text: str) -> None:
     command = [sys.executable, "-m", "megatron.determinism.leg_log", str(log_of(tmp_path, text)), "139"]
