@@ -94,7 +94,7 @@ class _Queue:
             return lines.clone(), None
         copy = torch.empty(lines.shape, dtype=torch.int64, pin_memory=True)
         copy.copy_(lines, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event(blocking=True)
         arrived.record()
         return copy, arrived
 
