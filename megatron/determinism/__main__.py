@@ -75,12 +75,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_tax(commands: Any) -> None:
-    words = "[--pairs N] [--max-tax X] [--ablate] [--warm-up N] [--dir DIR] [--json] -- LAUNCH ..."
+    words = "[--pairs N] [--at-once N] [--limit-s S] [--max-tax X] [--ablate] [--warm-up N] [--dir DIR] [--json]"
     tax = commands.add_parser(
         "tax",
         allow_abbrev=False,
         help="measure what deterministic mode costs against the fastest the machine has",
-        usage=f"megatron-determinism tax {words}",
+        usage=f"megatron-determinism tax {words} -- LAUNCH ...",
     )
     tax.add_argument("--pairs", type=int, default=6, help="pairs of legs (default: 6, the least for an exact interval)")
     tax.add_argument(
@@ -92,6 +92,16 @@ def _add_tax(commands: Any) -> None:
     tax.add_argument("--ablate", action="store_true", help="also measure each choice by itself, in legs of its own")
     tax.add_argument(
         "--warm-up", type=int, metavar="N", help="iterations of a leg to leave out (default: a third, 1 to 10)"
+    )
+    tax.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="pairs that run side by side, each on an equal part of this machine's GPUs (default: 1, on all of them)",
+    )
+    tax.add_argument(
+        "--limit-s", type=float, metavar="S", help="begin no further pairs that would not be over after so many seconds"
     )
     tax.add_argument("--dir", type=output_folder, help="folder for the legs and the report (default: runs/tax_TIME)")
     tax.add_argument("--json", action="store_true", help="print one JSON object")
@@ -168,9 +178,26 @@ def _run_tax(options: argparse.Namespace, launch: Sequence[str], parser: argpars
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("tax draws a chart: pip install matplotlib")
     from megatron.determinism.tax import Request, default_folder, tax
+    from megatron.determinism.tax_legs import gpus_here, split_gpus
 
+    sets: list[str] = []
+    if options.at_once != 1:
+        gpus = gpus_here()
+        if not 1 <= options.at_once <= len(gpus):
+            parser.error(
+                f"--at-once {options.at_once}: 1 to the number of GPUs, {len(gpus)} here; "
+                "pairs that share processors would measure each other"
+            )
+        sets = split_gpus(gpus, options.at_once)
     folder = options.dir if options.dir is not None else default_folder(datetime.datetime.now())
-    request = Request(pairs=options.pairs, max_tax=options.max_tax, ablate=options.ablate, warm_up=options.warm_up)
+    request = Request(
+        pairs=options.pairs,
+        max_tax=options.max_tax,
+        ablate=options.ablate,
+        warm_up=options.warm_up,
+        gpu_sets=tuple(sets),
+        limit_s=options.limit_s,
+    )
     return tax(launch, folder, request).print(sys.stdout, as_json=options.json)
 
 

@@ -6,7 +6,9 @@ import datetime
 import json
 import shlex
 import statistics
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,29 +35,49 @@ REPORT, PAGE, CHART = "report.json", "report.html", "tax.png"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to measure: rounds of legs, the largest tax accepted, knobs or not, iterations to leave out."""
+    """What to measure: pairs of legs, the largest tax accepted, knobs or not, iterations to leave out.
+
+    ``gpu_sets``: disjoint sets of GPUs on which pairs run side by side; none: one pair at a time, on the whole machine.
+    ``limit_s``: no pair after the first ones begins that would not be over, profiles included, within so many seconds.
+    """
 
     pairs: int = DEFAULT_PAIRS
     max_tax: float | None = None
     ablate: bool = False
     warm_up: int | None = None
+    gpu_sets: tuple[str, ...] = ()
+    limit_s: float | None = None
 
 
 @dataclass(slots=True)
 class _Rounds:
-    """Legs run so far, by name in order of rounds, and knobs that failed."""
+    """Legs run so far, by name and number of their pair (from 0), and knobs that failed."""
 
-    legs: dict[str, list[Leg]] = field(default_factory=dict)
+    legs: dict[str, dict[int, Leg]] = field(default_factory=dict)
     knobs: list[Knob] = field(default_factory=list)
     failed: dict[str, Outcome] = field(default_factory=dict)
 
+    def of(self, name: str) -> list[Leg]:
+        """The legs of a name, by pair."""
+        return [leg for _, leg in sorted(self.legs.get(name, {}).items())]
+
     def times(self, name: str) -> list[float]:
-        """Step times of a leg by round, in seconds."""
-        return [leg.step_s for leg in self.legs.get(name, ())]
+        """Step times of a leg by pair, in seconds."""
+        return [leg.step_s for leg in self.of(name)]
 
     def step_s(self, name: str) -> float:
-        """Median step time of a leg over the rounds, in seconds."""
+        """Median step time of a leg over the pairs, in seconds."""
         return statistics.median(self.times(name))
+
+    @property
+    def names(self) -> list[str]:
+        """What belongs to a pair: both sides, and the knobs that can be switched."""
+        return [BASELINE, DETERMINISTIC, *(knob.name for knob in self.knobs if knob.flags)]
+
+    @property
+    def longest_s(self) -> float:
+        """How long the longest leg took from start to end."""
+        return max(leg.wall_s for legs in self.legs.values() for leg in legs.values())
 
 
 def default_folder(now: datetime.datetime) -> Path:
@@ -66,8 +88,9 @@ def default_folder(now: datetime.datetime) -> Path:
 def tax(launch: Sequence[str], folder: Path, request: Request) -> Outcome:
     """Measure ``launch`` in deterministic mode against the same command with the fastest variant of everything.
 
-    Each round runs every leg once in a fresh process, forward and backward in turn; one leg more of each kind is
-    profiled. ``folder`` gets the legs, ``report.json``, ``report.html`` and ``tax.png``.
+    A pair is one leg of each kind, in fresh processes, on the same GPUs one after the other, forward and backward in
+    turn; one leg more of each kind is profiled. ``folder`` gets the legs, ``report.json``, ``report.html`` and
+    ``tax.png``.
     """
     if names_flag(launch, "--op-variants"):
         return Outcome(
@@ -76,48 +99,70 @@ def tax(launch: Sequence[str], folder: Path, request: Request) -> Outcome:
     if folder.exists() and any(folder.iterdir()):
         return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"{folder} is not empty; name another --dir")
     folder.mkdir(parents=True, exist_ok=True)
-    legs = Legs(launch=launch, folder=folder, warm_up=request.warm_up)
+    legs = Legs(launch=launch, folder=folder, warm_up=request.warm_up, gpu_sets=request.gpu_sets)
     try:
         rounds = _run_rounds(legs, request)
-        used = {
-            name: usage(legs.profile(f"profile_{name}", FLAGS[name], rounds.legs[name][0]), rounds.step_s(name))
-            for name in FLAGS
-        }
+        used = _profile(legs, rounds)
     except LegFailedError as error:
         return error.outcome
     return _report(launch, folder, request, rounds, used)
 
 
 def _run_rounds(legs: Legs, request: Request) -> _Rounds:
-    """All rounds. The knobs follow from the first two legs.
+    """All pairs, side by side as far as there are places. The knobs follow from the first legs.
 
     Raises:
         LegFailedError: a leg of the two kinds failed; a knob that fails is only left out.
     """
-    rounds = _Rounds()
-    for number in range(request.pairs):
-        for name in round_order([BASELINE, DETERMINISTIC, *(k.name for k in rounds.knobs if k.flags)], number):
-            _run_one(legs, rounds, name, number)
-        if number == 0:
+    rounds, began = _Rounds(), time.monotonic()
+    for start in range(0, request.pairs, legs.places):
+        if start and request.limit_s is not None:
+            turns = len(rounds.names) + len(FLAGS) / min(legs.places, len(FLAGS))
+            if time.monotonic() - began + turns * rounds.longest_s > request.limit_s:
+                break
+        pairs = range(start, min(start + legs.places, request.pairs))
+        _run_pairs(legs, rounds, rounds.names, pairs)
+        if start == 0:
             _require_modes(rounds)
             if request.ablate:
                 rounds.knobs = knobs_of(rounds.legs[DETERMINISTIC][0], rounds.legs[BASELINE][0])
-                for knob in rounds.knobs:
-                    _run_one(legs, rounds, knob.name, number)
+                _run_pairs(legs, rounds, rounds.names[len(FLAGS) :], pairs)
     return rounds
 
 
-def _run_one(legs: Legs, rounds: _Rounds, name: str, number: int) -> None:
-    flags = FLAGS.get(name) or next(knob.flags for knob in rounds.knobs if knob.name == name)
-    if not flags or name in rounds.failed:
+def _run_pairs(legs: Legs, rounds: _Rounds, names: Sequence[str], pairs: Sequence[int]) -> None:
+    """The legs ``names`` of some pairs, each pair in a place of its own. All places begin a leg together, so that none
+    starts up while another is measured; half of them have the other order."""
+    orders = {pair: round_order(names, sum(divmod(pair, legs.places))) for pair in pairs}
+    with ThreadPoolExecutor(legs.places) as threads:
+        for turn in range(len(names)):
+            list(threads.map(lambda pair, at=turn: _run_one(legs, rounds, orders[pair][at], pair), pairs))
+
+
+def _run_one(legs: Legs, rounds: _Rounds, name: str, pair: int) -> None:
+    if name in rounds.failed:
         return
+    flags = FLAGS.get(name) or next(knob.flags for knob in rounds.knobs if knob.name == name)
     words = "".join(c if c.isalnum() else "_" for c in name)
     try:
-        rounds.legs.setdefault(name, []).append(legs.run(f"{words}_{number + 1}", flags))
+        leg = legs.run(f"{words}_{pair + 1}", flags, pair % legs.places)
     except LegFailedError as error:
         if name in FLAGS:
             raise
         rounds.failed[name] = error.outcome
+    else:
+        rounds.legs.setdefault(name, {})[pair] = leg
+
+
+def _profile(legs: Legs, rounds: _Rounds) -> dict[str, dict[str, Any]]:
+    """What a leg of each kind uses."""
+    with ThreadPoolExecutor(legs.places) as threads:
+        found = threads.map(
+            lambda place, name: legs.profile(f"profile_{name}", FLAGS[name], rounds.legs[name][0], place % legs.places),
+            range(len(FLAGS)),
+            FLAGS,
+        )
+        return {name: usage(leg, rounds.step_s(name)) for name, leg in zip(FLAGS, found, strict=True)}
 
 
 def _require_modes(rounds: _Rounds) -> None:
@@ -136,7 +181,8 @@ def _report(
     found = estimate(ours, base)
     code, word, sentence = judge(found, request.max_tax)
     first = rounds.legs[DETERMINISTIC][0]
-    same = all(leg.losses == first.losses for leg in rounds.legs[DETERMINISTIC])
+    same = all(leg.losses == first.losses for leg in rounds.of(DETERMINISTIC))
+    places = request.gpu_sets or ("",)
     if rounds.failed:
         code, word, sentence = Exit.DAMAGED, "failed", f"; legs of {', '.join(rounds.failed)} failed"
     verdict = f"tax {found.text}, {len(ours)} pair{'s' * (len(ours) != 1)}{sentence}"
@@ -150,7 +196,12 @@ def _report(
         "confidence": found.confidence,
         "interval_method": found.method,
         "max_tax": request.max_tax,
-        "pairs": [{"baseline_s": b, "deterministic_s": d, "ratio": d / b} for b, d in zip(base, ours, strict=True)],
+        "pairs": [
+            {"baseline_s": b, "deterministic_s": d, "ratio": d / b, "gpus": places[pair % len(places)]}
+            for pair, (b, d) in enumerate(zip(base, ours, strict=True))
+        ],
+        "at_once": len(places),
+        "leg_s": statistics.median(leg.wall_s for name in FLAGS for leg in rounds.of(name)),
         "iterations": list(first.iterations),
         "world_size": first.manifest["launch"]["world_size"],
         "deterministic_legs_agree": same,

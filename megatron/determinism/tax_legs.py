@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +16,18 @@ from typing import Any
 from megatron.core.config.numerics import FASTEST, FLOAT_SUMS, NATIVE
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.verify import run_leg
+from megatron.training.setup.environment import read_environment
 
 BASELINE, DETERMINISTIC = "baseline", "deterministic"
 FLAGS = {
     BASELINE: ("--no-deterministic-mode", "--op-variants", FASTEST),
     DETERMINISTIC: ("--deterministic-mode",),
 }
-OUTPUTS = {
-    "--fingerprint-dir": "fingerprint",
-    "--save": "checkpoints",
-    "--tensorboard-dir": "tensorboard",
-    "--trace-dir": "trace",
-}
-"""Folders a command may name; where it does, each leg gets one of its own."""
+OUTPUTS = {"--fingerprint-dir": "fingerprint", "--trace-dir": "trace"}
+"""Folders a command may name whose writing is part of a step; where it does, each leg gets one of its own."""
+UNWRITTEN = {"--save": 1, "--tensorboard-dir": 1, "--async-save": 0}
+"""Flags, and how many values they take, of what is written between steps; the legs go without."""
+COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 RUN_DIR = "run"
 PROFILED_STEPS = 3
 MAX_WARM_UP = 10
@@ -41,9 +43,11 @@ class LegFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leg:
-    """One leg: its folder, iterations behind the warm-up, their median time in seconds, all losses, its manifest."""
+    """One leg: its folder, iterations behind the warm-up, their median time in seconds, all losses, its manifest, and
+    how long it took from start to end in seconds."""
 
     folder: Path
+    wall_s: float
     iterations: tuple[int, ...]
     step_s: float
     losses: tuple[Any, ...]
@@ -62,13 +66,20 @@ class Leg:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Legs:
-    """Runs legs of one command. ``warm_up``: iterations to leave out; ``None``: a third, 1 to 10."""
+    """Runs legs of one command. ``warm_up``: iterations to leave out; ``None``: a third, 1 to 10. ``gpu_sets``: the
+    devices of each place where legs run; none: one place, the whole machine."""
 
     launch: Sequence[str]
     folder: Path
     warm_up: int | None
+    gpu_sets: Sequence[str] = ()
 
-    def run(self, name: str, flags: Iterable[str]) -> Leg:
+    @property
+    def places(self) -> int:
+        """How many legs run side by side."""
+        return max(1, len(self.gpu_sets))
+
+    def run(self, name: str, flags: Iterable[str], place: int = 0) -> Leg:
         """Run one leg in a fresh process; ``name`` is its folder's.
 
         Raises:
@@ -76,18 +87,26 @@ class Legs:
         """
         leg = self.folder / name
         leg.mkdir()
-        words = [*self.launch, *flags, "--run-dir", str(leg / RUN_DIR)]
+        words = [*without(self.launch, UNWRITTEN), *flags, "--run-dir", str(leg / RUN_DIR)]
         for flag, folder in OUTPUTS.items():
             if names_flag(self.launch, flag):
                 words += [flag, str(leg / folder)]
-        print(f"{name} ...", file=sys.stderr, end=" ", flush=True)
-        failure = run_leg(words, leg / "output.log")
-        print("failed" if failure else "done", file=sys.stderr, flush=True)
+        began = time.monotonic()
+        failure = run_leg(words, leg / "output.log", self._environment(place))
+        wall_s = time.monotonic() - began
+        print(f"{name} ... {'failed' if failure else 'done'} in {wall_s:.0f} s", file=sys.stderr, flush=True)
         if failure is not None:
             raise LegFailedError(failure)
-        return self._read(leg)
+        return self._read(leg, wall_s)
 
-    def _read(self, leg: Path) -> Leg:
+    def _environment(self, place: int) -> dict[str, str]:
+        """The devices of a place, and a port that no other leg has, for launchers that are told none."""
+        if not self.gpu_sets:
+            return {}
+        port = str(free_port())
+        return {"CUDA_VISIBLE_DEVICES": self.gpu_sets[place], "MASTER_PORT": port, "PET_MASTER_PORT": port}
+
+    def _read(self, leg: Path, wall_s: float) -> Leg:
         metrics, manifest = leg / RUN_DIR / "metrics.jsonl", leg / RUN_DIR / "manifest.json"
         try:
             records = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
@@ -101,25 +120,60 @@ class Legs:
             raise _damaged(f"{leg}: {len(steps)} iterations, and {warm_up} of them are warm-up; train for longer")
         return Leg(
             folder=leg,
+            wall_s=wall_s,
             iterations=tuple(step["iteration"] for step in kept),
             step_s=statistics.median(step["elapsed_s"] for step in kept),
             losses=tuple(step["losses"] for step in steps),
             manifest=facts,
         )
 
-    def profile(self, name: str, flags: Sequence[str], like: Leg) -> Leg:
+    def profile(self, name: str, flags: Sequence[str], like: Leg, place: int = 0) -> Leg:
         """Run one leg more with a few of the iterations of ``like`` profiled on every rank, and stop behind them."""
         first = like.iterations[0]
         last = min(first + PROFILED_STEPS - 1, like.iterations[-1])
         ranks = [str(rank) for rank in range(like.manifest["launch"]["world_size"])]
         window = ["--profile-step-start", str(first), "--profile-step-end", str(last + 1)]
         own = ["--profile", "--use-pytorch-profiler", *window, "--profile-ranks", *ranks, "--exit-interval", str(last)]
-        return self.run(name, [*flags, *own])
+        return self.run(name, [*flags, *own], place)
 
 
 def names_flag(launch: Sequence[str], flag: str) -> bool:
     """Whether a command line gives a flag."""
     return any(word == flag or word.startswith(flag + "=") for word in launch)
+
+
+def without(launch: Sequence[str], flags: Mapping[str, int]) -> list[str]:
+    """A command line without some flags and as many values behind each as it takes."""
+    kept, skipped = [], 0
+    for word in launch:
+        if word in flags:
+            skipped = flags[word]
+        elif skipped:
+            skipped -= 1
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return kept
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def gpus_here() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs that processes started here see."""
+    # A process of its own: this one needs no torch.
+    done = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=True)
+    named = [name for name in read_environment().get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return (named or [str(number) for number in range(int(done.stdout))])[: int(done.stdout)]
+
+
+def split_gpus(gpus: Sequence[str], sets: int) -> list[str]:
+    """So many disjoint sets of equally many GPUs, of neighbours, as large as they can be."""
+    each = len(gpus) // sets
+    return [",".join(gpus[start : start + each]) for start in range(0, sets * each, each)]
 
 
 def _damaged(words: str) -> LegFailedError:

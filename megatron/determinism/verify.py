@@ -7,7 +7,7 @@ import datetime
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from megatron.determinism.compare import compare
 from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit, Outcome
 from megatron.training.config.folder_rules import unusable
+from megatron.training.setup.environment import read_environment
 
 _FLAG = "--fingerprint-dir"
 _SAVING = ("--save", "--load", "--save-interval", "--persistent-save-interval", "--exit-interval", "--ckpt-step")
@@ -82,11 +83,12 @@ def _run_resumed(launch: Sequence[str], leg: Path, checkpoints: Path, stops: Seq
     return None
 
 
-def run_leg(command: Sequence[str], log: Path) -> Outcome | None:
-    """Run one leg to its end; ``None`` where it succeeded."""
+def run_leg(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Outcome | None:
+    """Run one leg to its end; ``None`` where it succeeded. ``environment`` has variables that it gets besides ours."""
+    whole = {**read_environment(), **(environment or {})}
     try:
         with log.open("wb") as out:
-            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=whole, check=False).returncode
     except OSError as error:
         return Outcome(exit=Exit.DAMAGED, verdict=f"could not start {shlex.join(command)}: {error}")
     if code == 0:

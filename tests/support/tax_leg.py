@@ -6,6 +6,7 @@ python tests/support/tax_leg.py KIND FLAGS...
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def main(kind: str, words: list[str]) -> str | None:
         "launch": {
             "world_size": 2 if kind == "gpu" else 1,
             "argv": words,
+            "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "port": os.environ.get("PET_MASTER_PORT"),
             "switches": {
                 "deterministic_algorithms": strict,
                 "fill_uninitialized_memory": not strict,

@@ -31,6 +31,7 @@ from typing import IO, Any
 import torch
 
 from megatron.determinism.compare import compare
+from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit
 from megatron.training.setup.environment import read_environment
 from tools.bench.one_node_plan import MODEL, TINY, Launch, Plan, flags_of, plan, proxies
@@ -41,12 +42,11 @@ PROXY = "examples/nemotron3_nano_proxy.sh"
 TIME = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 LOSS = re.compile(r"lm loss: (\S+)")
 GATE = re.compile(r"gate: waited ([\d.]+) s, held ([\d.]+) s")
+LOG = "output.log"
 WARM_UP = 3
 FIRST_GUESS_S, PROXY_GUESS_S = 60.0, 90.0
 GRACE_S = 8.0
 POLL_S = 0.1
-ERROR = re.compile(r"^(\w|\[rank\d+\]: )*\S*([Ee]rror|refused)\b.*")
-REASON_LINES = 20
 
 
 @dataclass(kw_only=True)
@@ -128,7 +128,7 @@ class Session:
         changed = {"CUDA_VISIBLE_DEVICES": own, "OMP_NUM_THREADS": "1", "GPUS": str(launch.layout.ranks)}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             environment.pop(name, None)
-        log = (folder / "output.log").open("wb")
+        log = (folder / LOG).open("wb")
         process = subprocess.Popen(
             self.command(launch, own),
             cwd=ROOT,
@@ -163,14 +163,14 @@ class Session:
             stop(running.process)
         self.running.remove(running)
         running.log.close()
-        text = (self.folder(running.launch.name) / "output.log").read_text("utf-8", errors="replace")
-        seconds = time.monotonic() - running.began
+        folder, seconds = self.folder(running.launch.name), time.monotonic() - running.began
         if code == 0:
-            self._note(running.launch, "ran", seconds=seconds, **figures(text, self.folder(running.launch.name)))
+            self._note(running.launch, "ran", seconds=seconds, **figures(folder))
         elif late:
             self._note(running.launch, "not run", seen="stopped at the time limit")
         else:
-            self._note(running.launch, "failed", seconds=seconds, seen=reason(text))
+            words = read_failure(folder / LOG, code).words
+            self._note(running.launch, "failed", seconds=seconds, seen="\n".join(words))
 
     def _note(self, launch: Launch, status: str, seconds: float | None = None, **more: Any) -> None:
         layout = launch.layout
@@ -186,9 +186,8 @@ class Session:
         facts, ended = self.results[name], len(self.results)
         took = "" if facts["seconds"] is None else f"{facts['seconds']:.1f} s"
         lines = facts["seen"].strip().splitlines() or [facts["status"]]
-        said = next((line for line in lines if ERROR.match(line)), lines[-1])
         word = {None: "", True: "ok", False: "BAD"}[facts["good"]]
-        print(f"[{self.elapsed_s:5.0f} s] {ended:2} {word:4}{took:>8}  {name:36} {said[:90]}", flush=True)
+        print(f"[{self.elapsed_s:5.0f} s] {ended:2} {word:4}{took:>8}  {name:36} {lines[-1][:90]}", flush=True)
 
     def _compare(self) -> list[str]:
         """Compare what can be compared by now; the names of those that were."""
@@ -248,16 +247,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def reason(log: str) -> str:
-    """What a launch that failed said around its first error; what its launcher says of it comes later."""
-    lines = log.splitlines()
-    first = next((at for at, line in enumerate(lines) if ERROR.match(line)), len(lines) - 1)
-    return "\n".join(lines[max(0, first - REASON_LINES) : first + 5])
-
-
-def figures(log: str, folder: Path) -> dict[str, Any]:
+def figures(folder: Path) -> dict[str, Any]:
     """What a launch says of itself: median step in milliseconds behind the warm-up, losses, time at the gate, and the
     most memory of a GPU in bytes where it was profiled."""
+    log = (folder / LOG).read_text("utf-8", errors="replace")
     steps, losses, gate = TIME.findall(log), LOSS.findall(log), GATE.search(log)
     peaks = [json.loads(path.read_text("utf-8")) for path in sorted((folder / "run").glob("profile_rank_*.json"))]
     known = [rank["peak_memory_bytes"] for rank in peaks if rank["peak_memory_bytes"]]

@@ -11,6 +11,7 @@ import pytest
 from megatron.determinism import __main__ as command
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.tax import Request, tax
+from megatron.determinism.tax_legs import UNWRITTEN, split_gpus, without
 from tests.architecture.sources import ROOT
 from tests.support.training import TINY
 
@@ -51,15 +52,16 @@ def test_report_of_steady_legs(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_legs_differ_in_the_mode_alone_and_keep_their_output_apart(tmp_path: Path):
-    measure("steady", tmp_path, "--save=x", "--fingerprint-dir", "f", pairs=1)
+    unwritten = ("--save=x", "--async-save", "--tensorboard-dir", "t")
+    measure("steady", tmp_path, *unwritten, "--save-interval", "5", "--fingerprint-dir", "f", pairs=1)
     own = {}
     for name in ("baseline_1", "deterministic_1", "profile_baseline"):
         leg = tmp_path / name
         words = argv_of(leg)
-        for flag, folder in (("--run-dir", "run"), ("--save", "checkpoints"), ("--fingerprint-dir", "fingerprint")):
+        for flag, folder in (("--run-dir", "run"), ("--fingerprint-dir", "fingerprint")):
             assert words[words.index(str(leg / folder)) - 1] == flag
-        assert "--tensorboard-dir" not in words
-        own[name] = words[3 : words.index("--run-dir")]
+        assert words[:4] == ["--save-interval", "5", "--fingerprint-dir", "f"]
+        own[name] = words[4 : words.index("--run-dir")]
     assert own["baseline_1"] == ["--no-deterministic-mode", "--op-variants", "fastest"]
     assert own["deterministic_1"] == ["--deterministic-mode"]
     window = ["--profile", "--use-pytorch-profiler", "--profile-step-start", "4", "--profile-step-end", "7"]
@@ -146,6 +148,64 @@ def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert command.run(argv) == 1
     facts = json.loads(capsys.readouterr().out)
     assert (facts["exit_code"], facts["verdict"], facts["max_tax"]) == (1, "inconclusive", 0.01)
+
+
+def test_pairs_side_by_side_have_gpus_of_their_own_and_both_orders(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    outcome = measure("gpu", tmp_path, pairs=5, gpu_sets=("0,1", "2,3"))
+    assert outcome.exit == Exit.SAME, outcome
+    facts = outcome.facts
+    assert [pair["gpus"] for pair in facts["pairs"]] == ["0,1", "2,3", "0,1", "2,3", "0,1"]
+    assert facts["at_once"] == 2
+    assert facts["tax"] == pytest.approx(0.1)
+    ran = [line.split(" ...")[0] for line in capfd.readouterr().err.splitlines()]
+    turns = [set(ran[at : at + 2]) for at in range(0, 8, 2)]
+    assert turns == [
+        {"baseline_1", "deterministic_2"},
+        {"deterministic_1", "baseline_2"},
+        {"deterministic_3", "baseline_4"},
+        {"baseline_3", "deterministic_4"},
+    ]
+    assert ran[8:10] == ["baseline_5", "deterministic_5"]
+    assert set(ran[10:]) == {"profile_baseline", "profile_deterministic"}
+    ports = set()
+    for name in ran:
+        manifest = json.loads((tmp_path / name / "run" / "manifest.json").read_text())["launch"]
+        number = name.rpartition("_")[2]
+        place = int(number) - 1 if number.isdigit() else ("profile_baseline", "profile_deterministic").index(name)
+        assert manifest["devices"] == ("0,1", "2,3")[place % 2]
+        ports.add(manifest["port"])
+    assert len(ports) > len(ran) / 2
+
+
+def test_knobs_side_by_side_are_paired_on_their_gpus(tmp_path: Path):
+    outcome = measure("gpu", tmp_path, pairs=2, gpu_sets=("0", "1"), ablate=True)
+    rows = {row["knob"]: row for row in outcome.facts["ablation"]}
+    assert rows["attention"]["tax"] == pytest.approx(1 / 0.95 - 1)
+    assert len(rows["attention"]["step_s"]) == 2
+    assert "exit code 1" in rows["other ops"]["note"]
+    for name in ("attention_2", "deterministic_2", "collectives_2"):
+        assert json.loads((tmp_path / name / "run" / "manifest.json").read_text())["launch"]["devices"] == "1"
+
+
+def test_no_further_pairs_begin_that_would_be_over_too_late(tmp_path: Path):
+    outcome = measure("steady", tmp_path, pairs=6, limit_s=0.0)
+    assert len(outcome.facts["pairs"]) == 1
+    assert measure("steady", tmp_path / "all", pairs=2, limit_s=1000.0).facts["pairs"][1]["ratio"]
+
+
+def test_more_pairs_at_once_than_gpus_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    many = "1000"
+    with pytest.raises(SystemExit, match="2"):
+        command.run(["tax", "--at-once", many, "--dir", str(tmp_path / "t"), "--", *launch("steady")])
+    assert f"--at-once {many}: 1 to the number of GPUs" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
+
+
+def test_gpus_are_split_into_equal_sets_and_flags_are_left_out():
+    assert split_gpus(["4", "5", "6", "7"], 2) == ["4,5", "6,7"]
+    assert split_gpus(["0", "1", "2"], 2) == ["0", "1"]
+    words = ["run", "--save", "x", "--lr=1", "--tensorboard-dir=t", "--async-save", "--save-interval", "3"]
+    assert without(words, UNWRITTEN) == ["run", "--lr=1", "--save-interval", "3"]
 
 
 @pytest.mark.slow
