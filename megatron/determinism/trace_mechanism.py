@@ -55,6 +55,11 @@ PERMUTED = Mechanism(
     "the same rows in another order",
     "make the order part of the dispatch: sort by expert, source rank and position; break ties of the router by id",
 )
+VARIANT = Mechanism(
+    "other_variant",
+    "the runs used different variants of this op",
+    "name one of them with --op-variants; `variant` in the manifests' ops says which each run chose, and why",
+)
 CONFIGURATION = Mechanism(
     "autotuning",
     "the kernel ran with another configuration",
@@ -147,6 +152,8 @@ def of_origin(mismatch: Mismatch, configurations: Sequence[Mapping]) -> Mechanis
     """Why an operation gave another result from equal inputs."""
     event, other = mismatch.left, mismatch.right
     name = operation(event)
+    if event.meta.get("variant") != other.meta.get("variant"):
+        return VARIANT
     here = {"iteration": mismatch.at["iteration"], "op": name}
     if event.meta.get("config") != other.meta.get("config") or any(
         {key: c[key] for key in here} == here for c in configurations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,8 @@ class RankScan:
 
     ``carried`` are the transfers whose input on this rank differed, ``layers`` the first mismatch of each layer,
     ``configurations`` kernels that chose another configuration, ``extra`` events that one run alone has.
+    ``incomparable`` are the scopes inside ops that have another variant in the other run: there only the ops' own
+    events are compared.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class RankScan:
     cut: list[str] = field(default_factory=list)
     state: dict[tuple, tuple[str, str]] = field(default_factory=dict)
     followed: set[bytes] = field(default_factory=set)
+    incomparable: set[str] = field(default_factory=set)
 
     def add_extra(self, run: str, key: Key, event: Event) -> None:
         """An event that only one run has; the first ones are kept."""
@@ -163,6 +166,9 @@ def _compare(scan: RankScan, one: Segment, other: Segment, streams: Streams, ord
     """Compare two segments event by event."""
     left = [_decoded(raw, streams[0]) for raw in one.events]
     right = [_decoded(raw, streams[1]) for raw in other.events]
+    scan.incomparable |= _inside_other_variants(left, right)
+    if scan.incomparable:
+        left, right = ([e for e in run if _outer(e.scope) not in scan.incomparable] for run in (left, right))
     for i, j in align(left, right):
         if i is None or j is None:
             scan.add_extra("A" if j is None else "B", one.key, left[i] if j is None else right[j])
@@ -173,6 +179,20 @@ def _compare(scan: RankScan, one: Segment, other: Segment, streams: Streams, ord
             place = (one.at["iteration"], a.name, a.scope, tuple(a.meta["shards"]), a.meta.get("start", 0))
             scan.state[place] = (a.outs[0].digest, b.outs[0].digest)
         _note_event(scan, one, a, b, order + i)
+
+
+def _inside_other_variants(left: Sequence[Event], right: Sequence[Event]) -> set[str]:
+    """The scopes inside ops that ran as one variant in one run and as another one in the other."""
+    one, other = (
+        {(e.scope, e.name.removesuffix(".backward")): e.meta.get("variant") for e in run if e.kind == "kernel"}
+        for run in (left, right)
+    )
+    return {f"{scope}:{name}" for (scope, name), variant in one.items() if other.get((scope, name), variant) != variant}
+
+
+def _outer(scope: str) -> str:
+    """The scope of an event without the operation of the backward that ran there."""
+    return scope.partition("|")[0]
 
 
 def _alike(one: Segment, other: Segment) -> bool:

@@ -53,6 +53,28 @@ def test_extra_event_shifts_nothing(tmp_path: Path, position: int, name: str):
     assert (outcome.facts["common_events"], outcome.facts["extra_events"]) == (3, 1)
 
 
+def with_variant(variant: str, name: str, outs: str) -> list[Event]:
+    """An op whose two variants do different things inside, and the operation behind it."""
+    scope = "decoder.layers.0.mixer"
+    inside = (
+        op(name, "1", outs, scope=f"{scope}:ssd_scan"),
+        op("aten.exp.default", outs, outs, scope=f"{scope}:ssd_scan"),
+    )
+    own = op("ssd_scan", "1", outs, kind="kernel", meta={"variant": variant})
+    return [*inside, own, op("aten.add.Tensor", outs, outs)]
+
+
+def test_another_variant_of_an_op_is_named_and_not_what_it_does_inside(tmp_path: Path):
+    left, right = with_variant("fused", "aten.mul.Tensor", "2"), with_variant("reference", "aten.sub.Tensor", "3")
+    first = compared(tmp_path, {0: {1: left}}, {0: {1: right}}).facts["first_difference"]
+    assert (first["op"], first["class"], first["mechanism"]) == ("ssd_scan", "candidate_origin", "other_variant")
+
+
+def test_inside_of_the_same_variant_is_compared(tmp_path: Path):
+    left, right = with_variant("fused", "aten.mul.Tensor", "2"), with_variant("fused", "aten.mul.Tensor", "3")
+    assert compared(tmp_path, {0: {1: left}}, {0: {1: right}}).facts["first_difference"]["op"] == "aten.mul.Tensor"
+
+
 def test_mismatch_behind_an_extra_event_is_found(tmp_path: Path):
     extra = [op("aten.extra.default", "7", "7"), *changed(PLAIN, 2, outs=(seen("9", "result"),))]
     outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: extra}})
