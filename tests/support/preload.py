@@ -9,9 +9,12 @@ import pytest  # noqa: F401  # every test file imports it, and ranks import the 
 import torch.utils.serialization.config  # noqa: F401  # loaded by the first save otherwise
 
 from megatron.training.cli.parser import our_flags
-from tests.support import legs, ranks, replay, tiny, training
+from tests.support import legs, ranks, replay, tiny
+from tests.support.mock_indices import make_mock_data
+from tests.support.training import TINY
 
-SUPPORT = (legs, ranks, replay, tiny, training)
+SUPPORT = (legs, ranks, replay, tiny)
 FLAGS = our_flags()
+make_mock_data(TINY, (32, 64))
 # Ranks do not look through what is here, which would copy its pages.
 gc.freeze()

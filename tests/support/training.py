@@ -20,6 +20,9 @@ from megatron.training.data.provider import tokenizer_from
 from megatron.training.loop.build import Run, assemble_run, params_dtype
 from megatron.training.observe.step_record import StepMetrics
 from megatron.training.setup.environment import Launch
+from tests.support.mock_indices import remember_indices
+
+remember_indices()
 
 TINY = """
     --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --group-query-attention --num-query-groups 2
