@@ -103,7 +103,7 @@ def table(facts: Mapping[str, Any]) -> str:
 def markdown(facts: Mapping[str, Any]) -> str:
     """For documentation."""
     intro = f"{facts['gpus']} x {facts['device']}, torch {facts['torch']}, {facts['steps']} iterations"
-    head = [*HEAD[:3], f"stopped after {facts['stop']}, devices reversed", "gone on with, devices rotated", *HEAD[5:]]
+    head = _head(facts)
     lines = [f"{intro}: {verdict(facts)}.", "", _line(head), _line(["---"] * len(head))]
     lines += [_line([text for text, _ in row]) for row in rows_of(facts)]
     lines += ["", _line(["further launches", "seen"]), _line(["---"] * 2)]
@@ -111,6 +111,11 @@ def markdown(facts: Mapping[str, Any]) -> str:
     missing = missing_of(facts)
     lines += ["", "Not run:", "", *(f"* {words}" for words in missing)] if missing else []
     return "\n".join(lines) + "\n"
+
+
+def _head(facts: Mapping[str, Any]) -> list[str]:
+    stopped = f"stopped after {facts['stop']}, devices reversed"
+    return [*HEAD[:3], stopped, "gone on with, devices rotated", "one trajectory with", HEAD[-1]]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -122,7 +127,7 @@ def draw(path: Path, facts: Mapping[str, Any]) -> None:
     rows = rows_of(facts)
     further = [[(name, None), ("", None), (words, good), *[("", None)] * 4] for name, words, good in further_of(facts)]
     cells = rows + further
-    figure = Figure(figsize=(15, 1.2 + 0.32 * (len(cells) + 1)))
+    figure = Figure(figsize=(15, 0.6 + 0.25 * (len(cells) + 1)))
     axes = figure.subplots()
     axes.axis("off")
     axes.set_title(f"{facts['gpus']} x {facts['device']}: {verdict(facts)}", fontsize=11)
@@ -134,8 +139,8 @@ def draw(path: Path, facts: Mapping[str, Any]) -> None:
         grid = axes.table(
             cellText=[[text[:60] for text, _ in row] for row in cells],
             cellColours=colours,
-            colLabels=HEAD,
-            colWidths=[0.19, 0.04, 0.32, 0.12, 0.13, 0.13, 0.1],
+            colLabels=_head(facts),
+            colWidths=[0.16, 0.04, 0.29, 0.16, 0.15, 0.12, 0.1],
             cellLoc="left",
             loc="upper center",
         )

@@ -201,7 +201,7 @@ def draw(path: Path, facts: Mapping[str, Any]) -> None:
         values = [seconds * 1e3 for seconds in row["where"].values()]
         axes.barh(list(row["where"]), values, color=["#c33" if value > 0 else "#393" for value in values])
         axes.invert_yaxis()
-        axes.set_xlabel(f"{WORDS[name]}: more than the fastest, ms a step")
+        axes.set_xlabel(f"{name}: more than the fastest, ms a step")
         axes.grid(alpha=0.3, axis="x")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -215,7 +215,7 @@ def _draw_taxes(axes: Axes, rows: Mapping[str, Mapping[str, Any]]) -> None:
             axes.plot([100 * end for end in row["interval"]], [at, at], color="#36c", linewidth=3)
         axes.plot([100 * row["tax"]], [at], "D", color="#000")
         axes.plot([100 * row["max_tax"]] * 2, [at - 0.3, at + 0.3], color="#c33")
-    axes.set(yticks=range(len(rows)), yticklabels=[WORDS[name] for name in rows], xlabel="tax, % of a step; red: limit")
+    axes.set(yticks=range(len(rows)), yticklabels=list(rows), xlabel="tax, % of a step; red: limit")
     axes.invert_yaxis()
     axes.grid(alpha=0.3)
 
