@@ -31,7 +31,9 @@ CAPACITY = 1 << 19
 """Partial sums that are kept before they are added up."""
 LAUNCHED_AT_ONCE = 4
 """Tensors that one launch digests."""
-_TILES_AT_ONCE = 256
+TABLE_WORDS = 64 * TILE
+"""Words of a host tensor that are digested at once."""
+_PLACES = numpy.arange(TILE, dtype=numpy.int64)
 
 
 class _Queue:
@@ -201,7 +203,8 @@ class Digester:
         if not raw.is_cpu:
             return self.rows_on_device(raw)
         words = raw.numpy().view(numpy.uint32)
-        row = (words * self._keys(words.shape[1]).view(numpy.uint64)).sum(1).view(numpy.int64)
+        keys = self._keys(words.shape[1]).view(numpy.uint64)
+        row = numpy.dot(words.astype(numpy.uint64), keys).view(numpy.int64)
         placed = mix(row + position_keys(numpy.arange(count, dtype=numpy.int64)), ROW)
         length = -(-count // CHUNKS)
         return [int(mix(row, ROW).sum()), *(int(placed[s : s + length].sum()) for s in range(0, count, length))]
@@ -257,29 +260,33 @@ class Digester:
 def _on_host(tensor: torch.Tensor) -> Digest:
     flat = _readable(tensor).view(-1).view(torch.uint8)
     words = _padded(flat.view(1, -1))[0].numpy().view(numpy.uint32)
-    if words.size <= TILE:
-        return [int((words * keys[: words.size]).sum().view(numpy.int64)) for keys in _first_tile()]
-    total, places = numpy.zeros((2, TILE), dtype=numpy.uint64), _host_keys(place_keys, TILE)
-    for begin in range(0, words.size, TILE * _TILES_AT_ONCE):
-        part = words[begin : begin + TILE * _TILES_AT_ONCE]
-        tiles = numpy.pad(part, (0, -part.size % TILE)).reshape(-1, TILE)
-        keys = tile_keys(begin // TILE + numpy.arange(len(tiles), dtype=numpy.int64))
-        for lane, key in zip(total, keys, strict=True):
-            lane += (tiles * key.view(numpy.uint64)[:, None]).sum(0)
-    return [int((lane * keys).sum().view(numpy.int64)) for lane, keys in zip(total, places, strict=True)]
+    if words.size <= TABLE_WORDS:
+        wide = words.astype(numpy.uint64)
+        return [_wrapped(int(numpy.dot(wide, keys[: wide.size]))) for keys in _host_keys()]
+    total = [0, 0]
+    for begin in range(0, words.size, TABLE_WORDS):
+        part = words[begin : begin + TABLE_WORDS].astype(numpy.uint64)
+        tiles = numpy.arange(begin // TILE, -(-(begin + part.size) // TILE), dtype=numpy.int64)
+        whole = part.size // TILE * TILE
+        for lane, (place, tile) in enumerate(zip(place_keys(_PLACES), tile_keys(tiles), strict=True)):
+            places, sums = place.view(numpy.uint64), numpy.zeros(tiles.size, dtype=numpy.uint64)
+            sums[: whole // TILE] = numpy.dot(part[:whole].reshape(-1, TILE), places)
+            if whole < part.size:
+                sums[-1] = numpy.dot(part[whole:], places[: part.size - whole])
+            total[lane] += int(numpy.dot(sums, tile.view(numpy.uint64)))
+    return [_wrapped(lane) for lane in total]
 
 
 @cache
-def _host_keys(of: Callable[..., Any], count: int) -> tuple[Any, Any]:
-    first, second = of(numpy.arange(count, dtype=numpy.int64))
-    return first.view(numpy.uint64), second.view(numpy.uint64)
+def _host_keys() -> list[Any]:
+    """Both keys of the first words of a tensor, place and tile together."""
+    tiles = numpy.arange(TABLE_WORDS // TILE, dtype=numpy.int64)
+    pairs = zip(place_keys(_PLACES), tile_keys(tiles), strict=True)
+    return [(tile[:, None] * place).reshape(-1).view(numpy.uint64) for place, tile in pairs]
 
 
-@cache
-def _first_tile() -> list[Any]:
-    """Keys of the words of a tensor that is one tile at most."""
-    pairs = zip(_host_keys(place_keys, TILE), _host_keys(tile_keys, 1), strict=True)
-    return [place * tile for place, tile in pairs]
+def _wrapped(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
