@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from megatron.determinism.leg_log import read_failure
+
 ROOT = Path(__file__).resolve().parents[2]
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1"
 LAYOUTS = {"DP2": "--expert-model-parallel-size 1", "TP2": f"{TP2} --expert-model-parallel-size 1"}
@@ -41,6 +43,7 @@ RECIPE = """
 SAVED = re.compile(r"successfully saved checkpoint from iteration\s+(\d+) .* in ([0-9.]+) s")
 STALLED = re.compile(r"training went on after (\d+) ms \((\d+) ms for the save before\)")
 LOADED = re.compile(r"loading and proving the checkpoint took ([0-9.]+) s")
+KEPT = "--override-opt-param-scheduler"
 CHUNK = 1 << 24
 
 
@@ -48,14 +51,17 @@ def train(gpus: int, layout: str, folder: Path, *flags: str) -> str:
     """One launch; returns what it printed.
 
     Raises:
-        RuntimeError: it failed; with the end of its output.
+        RuntimeError: it failed; with the trainer's own words.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
     command += ["pretrain_hybrid.py", *RECIPE.split(), *LAYOUTS[layout].split(), "--save", str(folder), *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    log = folder.with_suffix(".log")
+    with log.open("w", encoding="utf-8") as out:
+        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
-        raise RuntimeError(f"{layout} {' '.join(flags)}: exit {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}")
-    return done.stdout
+        failure = read_failure(log, done.returncode)
+        raise RuntimeError("\n".join((f"{layout} {' '.join(flags)}: exit {failure.code}", *failure.words)))
+    return log.read_text("utf-8")
 
 
 def write_plain(path: Path, size: int) -> None:
@@ -105,7 +111,7 @@ def measure(gpus: int, layout: str, root: Path) -> dict[str, object]:
     newest = folder / "iter_0000004"
     files = sorted(newest.glob("*.distcp"))
     total = sum(path.stat().st_size for path in files)
-    again = train(gpus, layout, folder, "--load", str(folder), "--train-iters", "5", "--save-interval", "100")
+    again = train(gpus, layout, folder, "--load", str(folder), "--train-iters", "5", "--save-interval", "100", KEPT)
     load_s = float(LOADED.findall(again)[-1])
     shutil.rmtree(folder)
     background = train(gpus, layout, folder, *twice, "--async-save")
