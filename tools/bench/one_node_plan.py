@@ -280,7 +280,7 @@ def _left_out(gpus: int) -> tuple[str, ...]:
 def flags_of(launch: Launch, steps: int, sizes: str = MODEL) -> list[str]:
     """The command line of ``pretrain_hybrid.py`` (of a proxy: what is added to its script's), without folders."""
     if launch.proxy:
-        return f"{launch.layout.recipe.flags} {launch.flags}".split()
+        return f"{launch.layout.recipe.flags} {launch.flags} {TINY if sizes == TINY else ''}".split()
     stops = f"--exit-interval {launch.last}" if launch.last < steps else ""
     words = f"{sizes} {TRAINING} {launch.layout.recipe.flags} {launch.layout.flags} {launch.flags} {stops}"
     return [*words.split(), "--train-iters", str(steps)]
