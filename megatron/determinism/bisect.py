@@ -3,10 +3,12 @@ found."""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from megatron.determinism.trace_compare import compare_folders, describe_place
 from megatron.determinism.trace_verdict import Verdict
 from megatron.determinism.validate import write_commands
 from megatron.determinism.verify import run_leg
-from megatron.training.observe.fingerprint import RANK_FILES, differing_fields, read_lines
+from megatron.training.observe.fingerprint import FINGERPRINT_FILE, RANK_FILES, differing_fields, read_lines
 
 OWN_FLAGS = ("--fingerprint-dir", "--trace-dir", "--trace-level", "--trace-iterations", "--trace-ranks", "--trace-dump")
 
@@ -42,7 +44,8 @@ class _Search:
     levels: list[dict[str, Any]] = field(default_factory=list)
 
     def pair(self, name: str, *flags: str) -> tuple[Path, Path]:
-        """Run both legs, A then B; returns their folders.
+        """Run both legs, A then B; returns their folders. Where nothing is traced, B is stopped once its fingerprint
+        is another.
 
         Raises:
             _LegFailedError: one of them failed.
@@ -55,7 +58,7 @@ class _Search:
                 own += ["--trace-dir", str(leg / "trace"), *flags]
             if any(word == "--save" or word.startswith("--save=") for word in command):
                 own += ["--save", str(leg / "checkpoints")]
-            _run_leg([*command, *own], leg)
+            _run_leg([*command, *own], leg, None if flags or leg is legs[0] else functools.partial(_parted, *legs))
         self.levels.append({"level": name, "legs": [str(leg) for leg in legs], "flags": list(flags)})
         return legs
 
@@ -75,9 +78,9 @@ class _Search:
 def bisect(launch: Sequence[str], folder: Path, *, against: Sequence[str] | None = None) -> Outcome:
     """Find the first operation in which two runs of ``launch`` (or ``launch`` and ``against``) differ.
 
-    Pairs of legs run into ``folder``: with fingerprints alone, then traced by module up to the first iteration that
-    differs, then traced by kernel in that iteration with the arguments of the layer in question kept. The last pair
-    gives the reproducer.
+    Pairs of legs run into ``folder``: with fingerprints alone, B until it differs; then traced by module up to the
+    first iteration that differs; then traced by kernel in that iteration with the arguments of the layer in question
+    kept. The last pair gives the reproducer.
     """
     commands = launch, launch if against is None else against
     taken = [f for f in OWN_FLAGS if any(w == f or w.startswith(f + "=") for c in commands for w in c)]
@@ -213,9 +216,18 @@ def _named(
     return Outcome(exit=Exit.DIFFERENT, verdict=where, details=tuple(lines), facts=facts)
 
 
-def _run_leg(command: Sequence[str], leg: Path) -> None:
-    """Run one leg to its end, its output beside its folder."""
+def _parted(leg: Path, running: Path) -> bool:
+    """Whether a line that a running leg has written is not the other leg's."""
+    try:
+        pair = [(at / "fingerprint" / FINGERPRINT_FILE).read_bytes().split(b"\n")[:-1] for at in (leg, running)]
+    except FileNotFoundError:
+        return False
+    return any(differing_fields(json.loads(mine), json.loads(other)) for mine, other in zip(*pair, strict=False))
+
+
+def _run_leg(command: Sequence[str], leg: Path, until: Callable[[], bool] | None) -> None:
+    """Run one leg to its end, or until it may stop, its output beside its folder."""
     print(f"{leg.name}: {shlex.join(command)}", file=sys.stderr, flush=True)
-    failure = run_leg(command, leg.with_suffix(".log"))
+    failure = run_leg(command, leg.with_suffix(".log"), until=until)
     if failure is not None:
         raise _LegFailedError(failure)

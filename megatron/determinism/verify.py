@@ -7,7 +7,7 @@ import datetime
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from megatron.training.setup.environment import read_environment
 _FLAG = "--fingerprint-dir"
 _SAVING = ("--save", "--load", "--save-interval", "--persistent-save-interval", "--exit-interval", "--ckpt-step")
 _NEVER = "1000000000"
+_LOOK_S, _GRACE_S = 0.5, 60.0
 
 
 def default_folder(now: datetime.datetime) -> Path:
@@ -83,12 +84,18 @@ def _run_resumed(launch: Sequence[str], leg: Path, checkpoints: Path, stops: Seq
     return None
 
 
-def run_leg(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Outcome | None:
-    """Run one leg to its end; ``None`` where it succeeded. ``environment`` has variables that it gets besides ours."""
+def run_leg(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    until: Callable[[], bool] | None = None,
+) -> Outcome | None:
+    """Run one leg to its end; ``None`` where it succeeded. ``environment`` has variables that it gets besides ours.
+    Once ``until`` says so, nothing more is wanted of it: it is stopped, and has succeeded."""
     whole = {**read_environment(), **(environment or {})}
     try:
-        with log.open("wb") as out:
-            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=whole, check=False).returncode
+        with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=whole) as leg:
+            code = _ended(leg, until)
     except OSError as error:
         return Outcome(exit=Exit.DAMAGED, verdict=f"could not start {shlex.join(command)}: {error}")
     if code == 0:
@@ -103,6 +110,24 @@ def run_leg(command: Sequence[str], log: Path, environment: Mapping[str, str] | 
         ),
         facts={"command": list(command), "leg_exit_code": failure.code, "log": str(log)},
     )
+
+
+def _ended(leg: subprocess.Popen[bytes], until: Callable[[], bool] | None) -> int:
+    """The exit code of a leg, 0 where it was stopped."""
+    while until is not None:
+        try:
+            return leg.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            if until():
+                break
+    else:
+        return leg.wait()
+    leg.terminate()
+    try:
+        leg.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        leg.kill()
+    return 0
 
 
 def _compare_legs(legs: Sequence[Path]) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,10 @@ write_folder(Path(o.fingerprint_dir), shared)
 if o.kind == "drifts":
     own = (json.dumps(record(i, params=digest(i)).line()) for i in span)
     (Path(o.fingerprint_dir) / "rank_00000.jsonl").write_text("\\n".join(own) + "\\n")
+if o.kind == "long" and leg == "metrics_b":
+    import time
+    (Path(o.fingerprint_dir).parent / "started").touch()
+    time.sleep(300)
 if o.trace_dir:
     first, _, stop = o.trace_iterations.partition(":")
     window = int(first), int(stop or first)
@@ -96,6 +101,14 @@ def test_state_that_differs_on_a_rank_alone_is_followed_too(tmp_path: Path):
     assert outcome.exit == Exit.DIFFERENT, said
     assert (outcome.facts["iteration"], outcome.facts["op"]) == (2, "aten.mul.Tensor")
     assert "in the fingerprints first at iteration 2, in params of rank_00000" in said
+
+
+def test_second_leg_is_stopped_once_it_differs(tmp_path: Path):
+    start = time.monotonic()
+    outcome = bisect(launch("long"), tmp_path / "b")
+    assert (tmp_path / "b/metrics_b/started").exists()
+    assert time.monotonic() - start < 200
+    assert (outcome.exit, outcome.facts["op"]) == (Exit.DIFFERENT, "aten.mul.Tensor"), outcome
 
 
 def test_leg_that_fails_is_said(tmp_path: Path):
