@@ -23,11 +23,16 @@ class ModuleHooks:
         self._recorder = recorder
         self._entered: list[list] = []
 
-    def install(self, chunk: torch.nn.Module) -> list[RemovableHandle]:
-        """Hook every module below ``chunk`` that computes something of its own; the handles take the hooks off."""
+    def install(self, chunk: torch.nn.Module, *, parts: bool = True) -> list[RemovableHandle]:
+        """Hook every module below ``chunk`` that computes something of its own; the handles take the hooks off.
+
+        Without ``parts`` a module that is made of nothing but modules without children (a mixer of its projections and
+        norm) is taken as one.
+        """
         handles = []
+        inner = set() if parts else _parts(chunk)
         for name, module in chunk.named_modules():
-            if name and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
+            if name and name not in inner and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
                 handles.append(module.register_forward_pre_hook(_Before(self, name), with_kwargs=True))
                 handles.append(module.register_forward_hook(_After(self, name), with_kwargs=True))
         return handles
@@ -57,6 +62,16 @@ class ModuleHooks:
             if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
                 backward.expected += 1
                 tensor.register_hook(backward.input_hook(label))
+
+
+def _parts(chunk: torch.nn.Module) -> set[str]:
+    """Names of the modules that have no children, and whose siblings have none."""
+    found: set[str] = set()
+    for name, module in chunk.named_modules():
+        children = dict(module.named_children())
+        if name and not any(any(child.children()) for child in children.values()):
+            found |= {f"{name}.{child}" for child in children}
+    return found
 
 
 class _Before:

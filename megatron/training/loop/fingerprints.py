@@ -148,7 +148,7 @@ class Fingerprints:
             return
         groups = self._run.groups
         whole, own = self._run.step.optimizer.digests_of_step()
-        data = sum_integers(groups.dp, digest.to(groups.device))
+        data = sum_integers(groups.dp, _to_device(digest, groups.device))
         digests, arrived = _to_host(torch.stack([*whole.values(), *own.values(), data]))
         self._waiting = _Waiting(
             numbers=numbers,
@@ -193,6 +193,11 @@ def step_record(step: StepMetrics) -> StepRecord:
         grad_norm=step.grad_norm,
         learning_rate=step.learning_rate,
     )
+
+
+def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device; a plain one would wait until all that was launched before is done."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 def _to_host(values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:

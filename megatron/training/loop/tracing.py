@@ -81,7 +81,7 @@ class Tracing:
         if self._depth >= LEVELS.index("module"):
             for chunk in real:
                 if isinstance(chunk, torch.nn.Module):
-                    ModuleHooks(self.recorder).install(chunk)
+                    ModuleHooks(self.recorder).install(chunk, parts=self._depth >= LEVELS.index("op"))
         stages = [
             ProbedStage(chunk, n * groups.pp.size + groups.pp.rank, self.recorder) for n, chunk in enumerate(real)
         ]

@@ -107,12 +107,12 @@ class Block(torch.nn.Module):
         return x + self.inner(x).tanh()
 
 
-def chunk_events(*, ops: bool, recompute: bool = False) -> list[Event]:
+def chunk_events(*, ops: bool, recompute: bool = False, parts: bool = True) -> list[Event]:
     torch.manual_seed(1)
     chunk = torch.nn.Sequential(Block())
 
     def work(recorder: Recorder) -> None:
-        ModuleHooks(recorder).install(chunk)
+        ModuleHooks(recorder).install(chunk, parts=parts)
         x = torch.ones(2, 4, requires_grad=True)
         y = torch.utils.checkpoint.checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
         recorder.segment("backward", 1)
@@ -132,6 +132,10 @@ def test_modules_inner_first_in_both_directions():
     ]
     assert [t.label for t in events[3].ins] == ["grad_output"]
     assert [t.label for t in events[3].outs] == ["grad_input.0.0"]
+
+
+def test_without_parts_a_module_of_nothing_but_parts_is_one():
+    assert [e.scope for e in chunk_events(ops=False, parts=False)] == ["0", "0"]
 
 
 def test_operations_of_a_backward_carry_the_scope_of_their_forward():
