@@ -3,48 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_WITHOUT = (int, float, str, bytes)
+_WITHOUT = frozenset({type(None), int, float, bool, str, bytes, torch.dtype, torch.device})
 
 
-def named_tensors(value: Any, label: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: Any, label: str = "") -> list[tuple[str, torch.Tensor]]:
     """(label, tensor) of every tensor in nested lists, tuples, mappings and dataclasses.
 
     A tensor made of others (a quantised one: codes and scales) is given in its parts.
     """
-    if isinstance(value, torch.Tensor):
-        if type(value) not in _PLAIN_TENSORS and is_traceable_wrapper_subclass(value):
-            for name in value.__tensor_flatten__()[0]:
-                yield from named_tensors(getattr(value, name), f"{label}.{name}")
-        else:
-            yield label, value
-    elif value is None or isinstance(value, _WITHOUT):
+    found: list[tuple[str, torch.Tensor]] = []
+    _collect(value, label, found)
+    return found
+
+
+def _collect(value: Any, label: str, found: list[tuple[str, torch.Tensor]]) -> None:
+    # Called for every argument of every operation that is traced: exact types first, they are nearly all there is.
+    kind = type(value)
+    if kind in _PLAIN_TENSORS:
+        found.append((label, value))
+    elif kind in _WITHOUT:
         return
+    elif isinstance(value, torch.Tensor):
+        if is_traceable_wrapper_subclass(value):
+            for name in value.__tensor_flatten__()[0]:
+                _collect(getattr(value, name), f"{label}.{name}", found)
+        else:
+            found.append((label, value))
     elif isinstance(value, list | tuple):
-        for position, item in enumerate(value):
-            yield from named_tensors(item, f"{label}.{position}" if label else str(position))
+        _collect_items(enumerate(value), label, found)
     elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from named_tensors(item, f"{label}.{key}" if label else str(key))
+        _collect_items(value.items(), label, found)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from named_tensors(getattr(value, field.name), f"{label}.{field.name}" if label else field.name)
+        _collect_items(((f.name, getattr(value, f.name)) for f in dataclasses.fields(value)), label, found)
+
+
+def _collect_items(items: Iterable[tuple[Any, Any]], label: str, found: list[tuple[str, torch.Tensor]]) -> None:
+    for key, item in items:
+        if type(item) not in _WITHOUT:
+            _collect(item, f"{label}.{key}" if label else str(key), found)
 
 
 def plain_arguments(value: Any) -> str:
     """What is not a tensor in it, as text without addresses; tensors are left out as ``_``."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if kind in _PLAIN_TENSORS or isinstance(value, torch.Tensor):
         return "_"
-    if value is None or isinstance(value, bool | int | str | bytes | torch.dtype | torch.device):
-        return repr(value)
-    if isinstance(value, float):
-        return value.hex()
+    if kind in _WITHOUT:
+        return value.hex() if kind is float else repr(value)
     if isinstance(value, list | tuple):
         return "(" + ", ".join([plain_arguments(item) for item in value]) + ")"
     if isinstance(value, Mapping):

@@ -105,10 +105,9 @@ class OpMode(TorchDispatchMode):
         result = func(*args, **kwargs)
         if changed:
             recorder.unwritten.written(changed)
+            outs = recorder.note(changed, rows=rows)
         else:
             recorder.unwritten.made(result)
-        outs = recorder.note(changed, rows=rows)
-        if not changed:
             outs = recorder.note(_waited_for(result, args, kwargs), "result", rows=rows)
         meta = {} if saved is None else {"dump": saved.finish(changed or result)}
         if outs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -51,13 +52,14 @@ def configuration(variant: Variant) -> dict[str, str]:
 def _probed(op: str, variant: Variant, device: str, recorder: Recorder) -> Callable[..., Any]:
     original = variant.fn
     facts = {"variant": variant.name, "guarantee": variant.guarantee[device].name}
+    names = tuple(inspect.signature(original).parameters)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not recorder.active:
             return original(*args, **kwargs)
         meta: dict[str, Any] = dict(facts)
-        given = {"args": args, "kwargs": kwargs}
+        given = _read(names, args, kwargs)
         scope = recorder.scope()
         results: list[Any] = []
 
@@ -75,6 +77,16 @@ def _probed(op: str, variant: Variant, device: str, recorder: Recorder) -> Calla
         return results[0]
 
     return call
+
+
+def _read(names: tuple[str, ...], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without those that only take results (they are called ``out...``): what is in them before says
+    nothing, and may be memory that nobody wrote."""
+    named = [None if name.startswith("out") else value for name, value in zip(names, args, strict=False)]
+    return {
+        "args": (*named, *args[len(names) :]),
+        "kwargs": {k: v for k, v in kwargs.items() if not k.startswith("out")},
+    }
 
 
 def _watch_backward(op: str, scope: str, result: Any, recorder: Recorder, facts: dict[str, str]) -> None:

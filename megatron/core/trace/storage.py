@@ -39,12 +39,14 @@ class UnwrittenStorage:
 
     def made(self, value: Any) -> None:
         """The tensors in ``value`` are fresh results: memory that was known under the same handle is gone."""
+        if not self._missing:
+            return
         for _, tensor in named_tensors(value):
             self._missing.pop(tensor.untyped_storage()._cdata, None)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a part of the tensor's storage was never seen to be written."""
-        return tensor.untyped_storage()._cdata in self._missing
+        return bool(self._missing) and tensor.untyped_storage()._cdata in self._missing
 
     def clear(self) -> None:
         """Forget everything."""

@@ -237,7 +237,7 @@ class Digester:
 
     def _queue(self, device: torch.device) -> _Queue:
         on_gpu = device.type == "cuda"
-        key = (device.index, torch.cuda.current_stream(device).cuda_stream) if on_gpu else (-1, 0)
+        key = (device.index, torch._C._cuda_getCurrentRawStream(device.index)) if on_gpu else (-1, 0)
         if key not in self._queues:
             self._queues[key] = _Queue(device, self._capacity)
         return self._queues[key]
