@@ -73,6 +73,16 @@ def test_op_that_works_in_place_shows_what_it_left(table: OpTable):
     assert event.outs[0].label == "result.0"
 
 
+def test_memory_that_only_takes_a_result_is_not_read(table: OpTable):
+    digests = []
+    for garbage in (1.0, 2.0):
+        watch = Watch()
+        probe_ops(table, watch.recorder)["blocked_fold"](torch.ones(2, 5), 2, torch.full((5,), garbage))
+        digests.append([(t.label, t.digest) for event in watch.events() for t in (*event.ins, *event.outs)])
+    assert digests[0] == digests[1]
+    assert [label for label, _ in digests[0]] == ["args.0", "result"]
+
+
 def test_only_the_named_ops_are_probed(table: OpTable):
     probed = probe_ops(table, Watch().recorder, DISPATCH_OPS)
     assert {op for op in table.chosen if probed.chosen[op] is not table.chosen[op]} == set(DISPATCH_OPS)
