@@ -12,6 +12,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export OMP_NUM_THREADS=1
+# Tests start Python a hundred times; each would compile our sources again.
+unset PYTHONDONTWRITEBYTECODE
 
 marker=""
 arguments=("$@")
