@@ -59,10 +59,10 @@ def test_variants_of_an_op_are_told_apart_and_the_pinned_one_is_proven(tmp_path:
     still = ["validate", folder, "--json", "--against", training(OTHER), "--", *shlex.split(training(PINNED))]
     code, judged = command(*still)
     assert code == Exit.DIFFERENT, "a patch of one side alone is none"
-    assert judged["verdict"].startswith("not fixed")
+    assert judged["message"].startswith("not fixed")
 
     code, judged = command("validate", folder, "--json", "--", *shlex.split(training(PINNED)))
-    print(json.dumps({key: judged[key] for key in ("verdict", "step_s_before", "step_s_after", "cost")}))
+    print(json.dumps({key: judged[key] for key in ("message", "step_s_before", "step_s_after", "cost")}))
     assert code == Exit.SAME, judged
     assert judged["original"]["first_difference"]["iteration"] == 1
     assert judged["step_s_before"] > 0
