@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from megatron.core.contracts.batch import Batch, Microbatch
+from megatron.core.digest.bits import same_bits
 from megatron.core.models.hybrid.hybrid_model import build_hybrid_chunks
+from megatron.core.transformer.moe import dispatcher
+from megatron.core.transformer.moe.dispatcher import places_here
 from tests.support.ranks import groups_for_test, run_ranks
 from tests.support.tiny import (
     VOCAB_SIZE,
@@ -37,6 +41,51 @@ def test_expert_gradients_do_not_depend_on_expert_parallelism(ep: int, num_micro
     got = run_ranks(4, tiny_gradients, Layout(dp=4, ep=ep), 4, SHORT, num_microbatches)[0]
     for name, grad in want.grads.items():
         assert relative_error(got.grads[name], grad) <= TOLERANCE, name
+
+
+def _both_dispatchers(layout: Layout, changes: dict[str, Any]) -> tuple[Step, Step]:
+    sent, gathered = (
+        tiny_gradients(layout, layout.dp, {**SHORT, **changes, "moe_token_dispatcher_type": kind}, 2)
+        for kind in ("alltoall", "allgather")
+    )
+    return sent, gathered
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"moe_expert_capacity_factor": 0.5, "moe_pad_expert_input_to_capacity": True}, {"moe_latent_size": 8}],
+    ids=["plain", "capacity", "latent"],
+)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp=4, ep=4),
+        Layout(dp=2, tp=2, sequence_parallel=True, ep=4, etp=1),
+        Layout(dp=2, tp=2, sequence_parallel=True, ep=2, etp=2),
+    ],
+    ids=["EP4", "TP2xEP4", "TP2xEP2xETP2"],
+)
+def test_gathered_tokens_give_the_bits_of_sent_ones(layout: Layout, changes: dict[str, Any]) -> None:
+    for sent, gathered in run_ranks(4, _both_dispatchers, layout, changes):
+        assert len(sent.grads) > 5
+        for name, grad in sent.grads.items():
+            assert same_bits(gathered.grads[name], grad), name
+
+
+def _one_row_elsewhere(layout: Layout) -> tuple[Step, Step]:
+    def swapped(*args: Any) -> torch.Tensor:
+        places = places_here(*args)
+        return places.roll(1, dims=0)
+
+    with mock.patch.object(dispatcher, "places_here", swapped):
+        return _both_dispatchers(layout, {})
+
+
+def test_gathered_tokens_in_other_rows_are_seen() -> None:
+    """The control."""
+    layout = Layout(dp=2, ep=2)
+    for sent, gathered in run_ranks(2, _one_row_elsewhere, layout):
+        assert not all(same_bits(gathered.grads[name], grad) for name, grad in sent.grads.items())
 
 
 def _same_sequence(

@@ -68,7 +68,8 @@ class MoEFields:
     moe_latent_size: int | None = trajectory(None)
     """Width at which the routed experts run, between two projections; default: the residual stream's."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather"] = operational("allgather")
-    """How tokens reach their experts. Both names give the same bits here: one all-to-all of rows in logical order."""
+    """How tokens reach their experts: each where it is wanted, or all of them on every rank of the expert group, which
+    picks its own. Outputs come back by one all-to-all; the bits are the same."""
     moe_grouped_gemm: bool = operational(False)
     """Run all local experts as one grouped product; always on here, the flag is accepted."""
 

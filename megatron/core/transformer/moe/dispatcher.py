@@ -5,16 +5,20 @@ all-to-all over the expert group moves them; the receiver sorts by (expert, send
 ascend as logical shards and tensor-parallel ranks do. The way back is the inverse. A token's returned copies are added
 in fp32 over (expert id, expert-tensor rank) ascending and rounded once; so are its gradient copies. Every rank enters
 every exchange, also one that has nothing to send or receive.
+
+``allgather`` differs in the way out: every rank gets all tokens of the group and picks the rows of its own experts,
+into the same places; what travels is fixed by the shapes. Rows come back as before, so the bits are the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from megatron.core.process_groups.collectives import all_to_all, all_to_all_rows
+from megatron.core.process_groups.collectives import all_gather, all_to_all, all_to_all_rows
 from megatron.core.process_groups.groups import Group
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.transformer.moe.router import Routing
@@ -26,7 +30,8 @@ class Exchange:
 
     ``row_of_TJ`` is the row to send of each of a token's copies, J = (choice, expert-tensor rank); ``ends_E`` (int32)
     is where the rows of each local expert end after the exchange. ``sort`` orders received rows by expert, ``unsort``
-    undoes it; a group of one needs neither.
+    undoes it; a group of one needs neither. Where tokens are gathered, ``place_of_AJ`` is where each copy of every
+    member's tokens, A in all, goes among this rank's rows; -1 for those of others.
     """
 
     group: Group
@@ -36,6 +41,7 @@ class Exchange:
     ends_E: torch.Tensor
     sort: torch.Tensor | None = None
     unsort: torch.Tensor | None = None
+    place_of_AJ: torch.Tensor | None = None
 
 
 def rows_to_send(routing: Routing, ep: int, etp: int) -> torch.Tensor:
@@ -102,13 +108,49 @@ class _FromExperts(torch.autograd.Function):
         return _outward(grad, ctx.plan), None
 
 
-class TokenDispatcher:
-    """The exchange over one rank's expert group."""
+@dataclass(frozen=True, slots=True)
+class _Ops:
+    permute: Callable[..., torch.Tensor]
+    unpermute: Callable[..., torch.Tensor]
 
-    def __init__(self, num_experts: int, context: ModelContext) -> None:
-        self.groups = context.groups
+
+class _FromEveryone(torch.autograd.Function):
+    """``x`` of all members, and of it the rows of this rank; gradients go home as rows do."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TH: torch.Tensor, row_of_TJ: torch.Tensor, plan: Exchange, ops: _Ops) -> torch.Tensor:
+        ctx.row_of_TJ, ctx.plan, ctx.ops = row_of_TJ, plan, ops
+        every_AH = all_gather(plan.group, x_TH).flatten(0, 1)
+        return ops.permute(every_AH, plan.place_of_AJ.view(every_AH.shape[0], -1), sum(plan.received))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.ops.unpermute(_homeward(grad, ctx.plan), ctx.row_of_TJ), None, None, None
+
+
+def places_here(rows_STJ: torch.Tensor, count_SR: torch.Tensor, rank: int, unsort: torch.Tensor) -> torch.Tensor:
+    """``[S * T, J]``: where the copies of all senders' tokens go among the sorted rows of member ``rank``, or -1.
+
+    ``rows_STJ`` is every sender's ``rows_to_send``, ``count_SR`` how many of them go to each receiver.
+    """
+    first_S = (count_SR.cumsum(1) - count_SR)[:, rank]
+    here_S = count_SR[:, rank]
+    received_S = here_S.cumsum(0) - here_S
+    row_STJ = rows_STJ - first_S.view(-1, 1, 1)
+    mine_STJ = (row_STJ >= 0) & (row_STJ < here_S.view(-1, 1, 1))
+    # A column more, so that there is something to look up where nothing is received.
+    order = torch.nn.functional.pad(unsort, (0, 1), value=-1)
+    row_STJ = torch.where(mine_STJ, row_STJ + received_S.view(-1, 1, 1), unsort.numel())
+    return order[row_STJ].flatten(0, 1)
+
+
+class TokenDispatcher:
+    """The exchange over one rank's expert group; ``gathers``: tokens are gathered, instead of sent where they go."""
+
+    def __init__(self, num_experts: int, gathers: bool, context: ModelContext) -> None:
+        self.groups, self._gathers = context.groups, gathers
         self.local_experts = num_experts // context.groups.ep.size
-        self._permute, self._unpermute = context.ops["moe_permute"], context.ops["moe_unpermute"]
+        self._ops = _Ops(context.ops["moe_permute"], context.ops["moe_unpermute"])
 
     def plan(self, routing: Routing) -> Exchange:
         """Exchange counts and lay out the rows. Where there are several ranks, or dropped choices, the host waits for
@@ -119,9 +161,14 @@ class TokenDispatcher:
             total = routing.ids_Tk.numel() if routing.kept_Tk is None else int(rows_E.sum())
             ends_E = rows_E.cumsum(0, dtype=torch.int32)
             return Exchange(group=group, row_of_TJ=row_of_TJ, sent=[total], received=[total], ends_E=ends_E)
-        send_SE = rows_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
-        count_SE = all_to_all(group, send_SE)
-        sent, received = torch.stack((send_SE, count_SE)).sum(dim=2).tolist()
+        send_RE = rows_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
+        every_SRE = all_gather(group, send_RE) if self._gathers else None
+        count_SE = all_to_all(group, send_RE) if every_SRE is None else every_SRE[:, group.rank].contiguous()
+        sent, received = torch.stack((send_RE, count_SE)).sum(dim=2).tolist()
+        unsort = sort_by_expert(count_SE.t().contiguous(), sum(received))
+        places = None
+        if every_SRE is not None:
+            places = places_here(all_gather(group, row_of_TJ), every_SRE.sum(dim=2), group.rank, unsort)
         return Exchange(
             group=group,
             row_of_TJ=row_of_TJ,
@@ -129,17 +176,21 @@ class TokenDispatcher:
             received=received,
             ends_E=count_SE.sum(dim=0).cumsum(0, dtype=torch.int32),
             sort=sort_by_expert(count_SE, sum(received)),
-            unsort=sort_by_expert(count_SE.t().contiguous(), sum(received)),
+            unsort=unsort,
+            place_of_AJ=places,
         )
 
     def dispatch(self, x_TH: torch.Tensor, routing: Routing, plan: Exchange) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``[R, H]`` of the local experts, sorted by expert, and the routing weight of each row ``[R]`` fp32."""
-        rows_RH = self._permute(x_TH, plan.row_of_TJ, sum(plan.sent))
         weight_C1 = routing.weight_Tk.reshape(-1, 1)
         row_of_CJ = plan.row_of_TJ.view(weight_C1.shape[0], -1)
-        weight_R1 = self._permute(weight_C1, row_of_CJ, sum(plan.sent))
+        if plan.place_of_AJ is not None:
+            rows_RH = _FromEveryone.apply(x_TH, plan.row_of_TJ, plan, self._ops)
+            return rows_RH, _FromEveryone.apply(weight_C1, row_of_CJ, plan, self._ops).squeeze(1)
+        rows_RH = self._ops.permute(x_TH, plan.row_of_TJ, sum(plan.sent))
+        weight_R1 = self._ops.permute(weight_C1, row_of_CJ, sum(plan.sent))
         return _ToExperts.apply(rows_RH, plan), _ToExperts.apply(weight_R1, plan).squeeze(1)
 
     def combine(self, rows_RH: torch.Tensor, plan: Exchange) -> torch.Tensor:
         """The experts' outputs back at their tokens, added up: ``[T, H]``."""
-        return self._unpermute(_FromExperts.apply(rows_RH, plan), plan.row_of_TJ)
+        return self._ops.unpermute(_FromExperts.apply(rows_RH, plan), plan.row_of_TJ)

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.core.transformer.moe.balance import table_of_choices
-from megatron.core.transformer.moe.dispatcher import rows_to_send, sort_by_expert
+from megatron.core.transformer.moe.dispatcher import places_here, rows_to_send, sort_by_expert
 from megatron.core.transformer.moe.router import Routing
 
 
@@ -53,6 +53,30 @@ def test_the_routing_carries_the_table_of_choices() -> None:
         rows = rows_to_send(routing, 2, 1)
     assert (making.count, using.count) == (1, 0)
     assert rows.tolist() == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(4, 1), (2, 2)])
+def test_gathered_copies_go_where_sent_ones_arrive(ep: int, etp: int) -> None:
+    """Each member's sorted rows, made of what was sent, and of everyone's rows. The last member gets nothing."""
+    experts, k, tokens, members = 8, 2, 5, ep * etp
+    ids = [torch.rand(tokens, experts - 2).argsort(dim=1)[:, :k].sort(dim=1).values for _ in range(members)]
+    routings = [routing_of(chosen, experts) for chosen in ids]
+    rows_STJ = torch.stack([rows_to_send(routing, ep, etp) for routing in routings])
+    count_SRE = torch.stack([r.rows_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(members, -1) for r in routings])
+    labels = torch.arange(rows_STJ.numel()).view(members, -1)
+    for rank in range(members):
+        arrived = []
+        for sender in range(members):
+            by_row = torch.empty(rows_STJ[sender].numel(), dtype=torch.int64)
+            by_row[rows_STJ[sender].flatten()] = labels[sender]
+            arrived.append(by_row.split(count_SRE[sender].sum(1).tolist())[rank])
+        received, count_SE = torch.cat(arrived), count_SRE[:, rank].contiguous()
+        unsort = sort_by_expert(count_SE.t().contiguous(), len(received))
+        places = places_here(rows_STJ, count_SRE.sum(2), rank, unsort).flatten()
+        assert int((places >= 0).sum()) == len(received)
+        assert [labels.flatten()[places == i].item() for i in range(len(received))] == received[
+            sort_by_expert(count_SE, len(received))
+        ].tolist()
 
 
 def test_received_rows_are_sorted_by_expert_then_sender() -> None:
