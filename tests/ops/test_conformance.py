@@ -6,7 +6,7 @@ Nothing here names an op: a variant is tested because it is in the catalog.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -150,11 +150,20 @@ def test_like_the_reference_on_the_same_device(poisoned, op: Op, variant: Varian
             assert [str(d) for d in differences] == [], case.name
 
 
+def tensors_in(args: Iterable[object]) -> Iterator[torch.Tensor]:
+    """Tensors among the arguments of a case, and in lists of tensors among them."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
 @pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.spec.name)
 def test_cases_cover_odd_and_empty_sizes(op: Op):
     cases = seeded_cases(op.spec, torch.float32, torch.device("cpu"))
     assert len({case.name for case in cases}) == len(cases) > 1
-    tensors = [[v for v in case.args if isinstance(v, torch.Tensor)] for case in cases]
+    tensors = [list(tensors_in(case.args)) for case in cases]
     assert any(t.numel() == 0 for case in tensors for t in case), "no empty case"
     assert any(size % 2 for case in tensors for t in case for size in t.shape), "no odd size"
     assert all(op.spec.tolerance[dtype].reason for dtype in DTYPES)
