@@ -45,13 +45,20 @@ def config_of(script: str, world_size: int, **environment: str) -> RunConfig:
 
 @pytest.mark.parametrize(
     ("script", "world_sizes"),
-    [("tiny_cpu.sh", (1, 2, 4, 8)), ("nemotron3_nano_proxy.sh", (1, 2, 4)), ("nemotron3_nano.sh", (8, 64, 512))],
+    [
+        ("tiny_cpu.sh", (1, 2, 4, 8)),
+        ("real_text.sh", (2, 4, 8)),
+        ("nemotron3_nano_proxy.sh", (1, 2, 4)),
+        ("nemotron3_nano.sh", (8, 64, 512)),
+    ],
 )
 def test_flags_are_accepted_without_a_warning(script: str, world_sizes: tuple[int, ...]) -> None:
+    data = {"DATA": "prefix"} if script == "real_text.sh" else {}
     for world_size in world_sizes:
-        config = config_of(script, world_size)
+        config = config_of(script, world_size, **data)
         assert config.numerics.deterministic_mode
-        assert config.parallel.logical_data_parallel_size == world_size
+        stages = config.parallel.pipeline_model_parallel_size
+        assert config.parallel.logical_data_parallel_size == world_size // stages
 
 
 @pytest.mark.parametrize(
