@@ -47,7 +47,7 @@ training=(
     --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 20 --clip-grad 1.0 --adam-beta2 0.95
     --weight-decay 0.1 --use-distributed-optimizer --deterministic-mode
 )
-data=(--data-path "$DATA" --tokenizer-type ByteTokenizer --split 98,2,0)
+data=(--data-path "$DATA" --tokenizer-type ByteTokenizer --split '98,2,0')
 
 exec "${launcher[@]}" pretrain_hybrid.py "${model[@]}" "${training[@]}" "${data[@]}" \
     --run-dir "$folder/run_$(date +%Y%m%d_%H%M%S)" "$@"
