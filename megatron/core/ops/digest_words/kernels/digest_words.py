@@ -98,15 +98,16 @@ def digest_words_kernel(
         group += slots
     # What is left of a group; nobody has more than one of these.
     mine = groups % slots == slot
+    until = tl.where(mine, whole, 0)
     for step in range(GROUP):
         tile = groups.to(tl.int64) * GROUP + step
         at = tile * TILE + place
-        words = unsigned(tl.load(words_ptr + at, mask=mine & (at < whole), other=0))
+        words = unsigned(tl.load(words_ptr + at, mask=at < until, other=0))
         tile_0, tile_1 = tile_keys(tile)
         first += tile_0 * words
         second += tile_1 * words
     if TAIL:
-        inside = mine & (place < num_bytes % 4)
+        inside = place < tl.where(mine, num_bytes % 4, 0)
         tail = tl.load(address.to(tl.pointer_type(tl.uint8)) + whole * 4 + place, mask=inside, other=0)
         word = tl.sum(tail.to(tl.uint64) << tl.where(inside, 8 * place, 0).to(tl.uint64), 0)
         tile_0, tile_1 = tile_keys(whole // TILE)
