@@ -1,4 +1,5 @@
-"""The one module, with ``running_fold``, where floating-point numbers of different ranks are added.
+"""The one module, with ``running_fold``, that adds floating-point numbers over ranks. (What experts send back to a
+token is added where the token is, in the order of ``moe_unpermute``.)
 
 ``OrderedSums`` moves every rank's contribution to the rank that needs it and adds there in fp32, in an order given by
 the members' positions alone; transport, ring and timing cannot change a bit. ``NativeSums`` leaves the addition to the

@@ -1,9 +1,9 @@
 """Recorder: collects the events of one rank's step and writes them as lines when the step is over.
 
-Digests stay on the device until then, so recording never waits for it, talks to no other rank and draws no random
-number. An event's line is put together when it happens, but for the digests; these are filled in, and the lines of a
-step written at once, by a thread that waits for the device. A process that is killed loses the events of the step its
-device works on, and no other.
+Digests stay on the device until then, so inside a step recording does not wait for it; it talks to no other rank and
+draws no random number. An event's line is put together when it happens, but for the digests; these are filled in, and
+the lines of a step written at once, by a thread that waits for the device. A process that is killed loses the events of
+the step its device works on, and no other.
 """
 
 from __future__ import annotations
