@@ -66,12 +66,17 @@ def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _slot_each(group: Group, slots: torch.Tensor) -> torch.Tensor:
+    """The slots, contiguous, one for each member."""
+    if slots.shape[0] != group.size:
+        raise ValueError(f"all_to_all over {group.size} members got {slots.shape[0]} slots")
+    return slots.contiguous()
+
+
 @_told
 def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     """``slots[j]`` goes to member j; the result's ``[j]`` came from member j. Same shape in and out, dim 0 = size."""
-    slots = slots.contiguous()
-    if slots.shape[0] != group.size:
-        raise ValueError(f"all_to_all over {group.size} members got {slots.shape[0]} slots")
+    slots = _slot_each(group, slots)
     if group.size == 1:
         return slots.clone()
     out = torch.empty_like(slots)
@@ -95,9 +100,7 @@ def start_all_to_all_terms(group: Group, slots: torch.Tensor) -> Callable[[], Se
 
 
 def _start_terms(group: Group, slots: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
-    slots = slots.contiguous()
-    if slots.shape[0] != group.size:
-        raise ValueError(f"all_to_all over {group.size} members got {slots.shape[0]} slots")
+    slots = _slot_each(group, slots)
     if group.size == 1:
         return lambda: slots
     if dist.get_backend(group.handle) == "nccl":

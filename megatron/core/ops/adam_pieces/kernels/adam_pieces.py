@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from megatron.core.ops.digest_pieces.kernels.digest_pieces import store_pair, weighed, word_keys
+from megatron.core.ops.digest_pieces.kernels.digest_pieces import store_pair, weighed_sums, word_keys
 
 
 @triton.jit
@@ -18,13 +18,6 @@ def bits_of(values):
     else:
         bits = values.to(tl.int16, bitcast=True)
     return bits
-
-
-@triton.jit
-def in_fours(terms):
-    """Sums of four neighbours, which are in one thread's registers: a quarter of the accumulators, so that enough
-    threads fit on a multiprocessor to keep the memory busy."""
-    return tl.sum(tl.reshape(terms, (terms.shape[0] // 4, 4)), 1)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -65,14 +58,14 @@ def adam_tiles_kernel(
             even, odd = word_keys(start + index, key_0, key_1)
             # What lies behind the piece weighs nothing.
             even, odd = tl.where(inside, even, 0), tl.where(inside, odd, 0)
-            a0 += in_fours(weighed(even, bits_of(param)))
-            a1 += in_fours(weighed(odd, bits_of(param)))
-            b0 += in_fours(weighed(even, bits_of(first)))
-            b1 += in_fours(weighed(odd, bits_of(first)))
-            c0 += in_fours(weighed(even, bits_of(second)))
-            c1 += in_fours(weighed(odd, bits_of(second)))
-            d0 += in_fours(weighed(even, bits_of(weight)))
-            d1 += in_fours(weighed(odd, bits_of(weight)))
+            even_sum, odd_sum = weighed_sums(even, odd, bits_of(param))
+            a0, a1 = a0 + even_sum, a1 + odd_sum
+            even_sum, odd_sum = weighed_sums(even, odd, bits_of(first))
+            b0, b1 = b0 + even_sum, b1 + odd_sum
+            even_sum, odd_sum = weighed_sums(even, odd, bits_of(second))
+            c0, c1 = c0 + even_sum, c1 + odd_sum
+            even_sum, odd_sum = weighed_sums(even, odd, bits_of(weight))
+            d0, d1 = d0 + even_sum, d1 + odd_sum
     if DIGEST:
         store_pair(out_ptr + 2 * tile, a0, a1)
         store_pair(out_ptr + 2 * (num_tiles + tile), b0, b1)
