@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
 import platform
@@ -13,6 +14,7 @@ import numpy
 import torch
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_CUDNN = "libcudnn.so.9"
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -29,9 +31,18 @@ def versions() -> dict[str, str]:
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         "triton": _installed("triton", "pytorch-triton"),
         "cuda": cuda or "none",
-        "cudnn": str(torch.backends.cudnn.version()) if cuda else "none",
+        "cudnn": cudnn_version() if cuda else "none",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "none",
     }
+
+
+def cudnn_version() -> str:
+    """Version of the cuDNN library in this process, which is not torch's own where an outside package (Transformer
+    Engine) has loaded another one first; torch refuses to name that one."""
+    try:
+        return str(torch.backends.cudnn.version())
+    except RuntimeError:
+        return str(ctypes.CDLL(_CUDNN).cudnnGetVersion())
 
 
 def _installed(*distributions: str) -> str:

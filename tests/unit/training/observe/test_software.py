@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
-from megatron.training.observe.software import device_model, driver_version, source_digest, versions
+from megatron.training.observe.software import cudnn_version, device_model, driver_version, source_digest, versions
 
 
 def test_versions_are_texts_and_stable():
@@ -15,6 +18,15 @@ def test_versions_are_texts_and_stable():
     assert found["torch"] == torch.__version__
     assert all(isinstance(value, str) and value for value in found.values())
     assert versions() == found
+
+
+def test_a_cudnn_that_is_not_torchs_is_named_by_itself(monkeypatch: pytest.MonkeyPatch):
+    def refuse() -> int:
+        raise RuntimeError("cuDNN version incompatibility")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cudnnGetVersion=lambda: 91400))
+    assert cudnn_version() == "91400"
 
 
 def test_cpu_is_its_instruction_set():
