@@ -6,6 +6,10 @@
 A variant whose conformance is red is not timed, and the command then exits with 1. Deterministic algorithms are on, so
 CUBLAS_WORKSPACE_CONFIG has to be set. Prints, per variant and shape, the median of the forward, of forward and
 backward, the rate of the latter (of the former without gradients), and whether 5 replays had the same bits.
+
+Where bytes set the pace, two yardsticks of the same run stand beside the rate. ``copy ms`` is what one device copy
+takes that moves, read and written, as many bytes as the op has to: one launch, of this size. ``of copy`` is its share
+of the op's time; ``of large`` is the op's rate over that of a copy of 2 GiB, which small copies do not reach either.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 WARM_UP, REPEATS, REPLAYS = 3, 15, 5
 QUEUE_CYCLES = 3_000_000
 """The GPU waits that long before a timed run, so that its launches are queued and host time is not measured."""
-COLUMNS = ("op", "variant", "shape", "fwd ms", "fwd+bwd ms", "rate", "replays")
-WIDTHS = (20, 28, 26, 9, 11, 14, 9)
+LARGE_COPY_BYTES = 4.0 * 2**30
+"""Read and written by the copy that gives the device's rate."""
+COLUMNS = ("op", "variant", "shape", "fwd ms", "fwd+bwd ms", "rate", "copy ms", "of copy", "of large", "replays")
+WIDTHS = (20, 28, 26, 9, 11, 14, 9, 8, 9, 9)
 
 
 def median_ms(run: Callable[[], object]) -> float:
@@ -126,8 +133,23 @@ def replays_agree(variant: Variant, work: Workload, run: Callable[[], tuple]) ->
     return all(same_bits(a, b) for found in replays for a, b in zip(first, found, strict=True))
 
 
-def measured(op: Op, variant: Variant) -> Iterator[dict[str, object]]:
-    """One row per workload."""
+def copy_run(moved_bytes: float, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A device copy that reads and writes ``moved_bytes`` in all, half of them each."""
+    source = torch.ones(int(moved_bytes) // 2, dtype=torch.uint8, device=device)
+    return partial(torch.empty_like(source).copy_, source)
+
+
+def yardsticks(moved_bytes: float, ms: float, large_ms: float) -> dict[str, object]:
+    """What a copy of as many bytes takes, the op's share of its pace, and of that of a large copy."""
+    if not moved_bytes:
+        return {"copy ms": "", "of copy": "", "of large": ""}
+    copy_ms = median_ms(copy_run(moved_bytes, torch.device("cuda")))
+    large = (moved_bytes / ms) / (LARGE_COPY_BYTES / large_ms)
+    return {"copy ms": f"{copy_ms:.3f}", "of copy": f"{copy_ms / ms:.0%}", "of large": f"{large:.0%}"}
+
+
+def measured(op: Op, variant: Variant, large_ms: float) -> Iterator[dict[str, object]]:
+    """One row per workload; ``large_ms`` is what a copy of ``LARGE_COPY_BYTES`` takes."""
     for work in WORKLOADS[op.spec.name]():
         forward, both = runs(variant, work)
         with torch.enable_grad():
@@ -143,6 +165,7 @@ def measured(op: Op, variant: Variant) -> Iterator[dict[str, object]]:
             "fwd ms": f"{forward_ms:.3f}",
             "fwd+bwd ms": "" if both_ms is None else f"{both_ms:.3f}",
             "rate": rate,
+            **yardsticks(work.moved_bytes, ms, large_ms),
             "replays": "same" if same else "DIFFER",
         }
 
@@ -172,13 +195,16 @@ def main(arguments: list[str]) -> int:
     wanted = selected(options.op, options.variant)
     refused, report = red(wanted)
     print(report, end="\n" if report else "")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n{line(list(COLUMNS))}")
+    large_ms = median_ms(copy_run(LARGE_COPY_BYTES, torch.device("cuda")))
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"a copy of 2 GiB: {LARGE_COPY_BYTES / large_ms / 1e6:.0f} GB/s read and written\n{line(list(COLUMNS))}")
     rows, failed = [], bool(refused)
     for op, variant in wanted:
         if test_id(op, variant) in refused:
-            print(line([op.spec.name, variant.name, "not timed: conformance is red", "", "", "", ""]), flush=True)
+            note = [op.spec.name, variant.name, "not timed: conformance is red"]
+            print(line(note + [""] * (len(COLUMNS) - len(note))), flush=True)
             continue
-        for row in measured(op, variant):
+        for row in measured(op, variant, large_ms):
             rows.append(row)
             failed |= row["replays"] != "same"
             print(line([row[name] for name in COLUMNS]), flush=True)
