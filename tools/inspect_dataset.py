@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.datasets.blended import BlendedDataset
 from megatron.core.datasets.splits import requested_sizes
-from megatron.training.config.data import DataConfig, TokenizerConfig
+from megatron.training.config.data import NO_SOURCE, DataConfig, TokenizerConfig
 from megatron.training.data.provider import Dataset, Splits, build_datasets, tokenizer_from
 from tools.command_line import add_flags, config_from, run_tool
 
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     problems = _problems(arguments)
     data, tokenizer_config = config_from(DataConfig, arguments), config_from(TokenizerConfig, arguments)
     wants_tokenizer = tokenizer_config != TokenizerConfig()
-    problems += data.problems() + (tokenizer_config.problems() if wants_tokenizer else [])
+    problems += [NO_SOURCE] * (not data.given_sources()) + data.problems() + (tokenizer_config.problems() if wants_tokenizer else [])
     if problems:
         raise ConfigError(problems)
     splits = build_datasets(

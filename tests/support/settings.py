@@ -13,7 +13,7 @@ SMALL = shlex.split("""
     --hybrid-layer-pattern M-*E --hidden-size 64 --num-attention-heads 4 --seq-length 32
     --mamba-num-groups 2 --mamba-head-dim 16 --num-experts 4
     --disable-bias-linear --untie-embeddings-and-output-weights
-    --micro-batch-size 1 --lr 1e-3 --train-iters 3 --tokenizer-type ByteTokenizer
+    --micro-batch-size 1 --lr 1e-3 --train-iters 3 --tokenizer-type ByteTokenizer --mock-data
 """)
 """One layer of each kind; runs on any number of processes without further flags."""
 

@@ -107,6 +107,11 @@ DEVIATIONS = (
         "the working weights, and masters with the optimizer",
     ),
     (
+        "no source of data and no --mock-data",
+        "refused",
+        "trains on mock data",
+    ),
+    (
         "--tokenizer-type not given",
         "refused",
         "GPT2BPETokenizer",

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron.core.config.errors import Problem
 from megatron.core.config.fields import spelling_of
+from megatron.training.config.data import NO_SOURCE
 from megatron.training.config.run import RunConfig
 
 REQUIRED = (
@@ -118,11 +119,13 @@ def flag_of(config: RunConfig, group: str, name: str) -> str:
 
 
 def missing_problems(config: RunConfig) -> Iterator[Problem]:
-    """Settings without a default that were not given."""
+    """Settings without a default that were not given. A dry run needs no data."""
     for group, name, what in REQUIRED:
         if getattr(getattr(config, group), name) is None:
             flag = flag_of(config, group, name)
             yield Problem(f"no {flag}", what, f"add {flag}")
+    if not config.data.given_sources() and not config.distributed.dry_run:
+        yield NO_SOURCE
 
 
 def range_problems(config: RunConfig) -> dict[tuple[str, str], Problem]:

@@ -14,10 +14,16 @@ from megatron.core.tokenizers.build import TokenizerChoice, tokenizer_problems
 
 PER_SPLIT_FLAGS = ("--train-data-path", "--valid-data-path", "--test-data-path")
 
+NO_SOURCE = Problem(
+    "neither --data-path nor --mock-data",
+    "what to train on: data sets, or counting sequences made in memory for a trial",
+    "add --data-path PREFIX..., or --mock-data",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where samples come from and how they are cut into splits. Nothing given means mock data, as in Megatron."""
+    """Where samples come from and how they are cut into splits."""
 
     data_path: tuple[str, ...] | None = operational(None)
     """Prefix of a .bin/.idx pair, several prefixes, or pairs "weight prefix weight prefix". What they hold enters the
@@ -58,11 +64,6 @@ class DataConfig:
     """Share of samples indexed beyond the request in each member of a weighted blend."""
     allow_ambiguous_pad_tokens: bool = trajectory(False)
     """Mask the pad token's id out of the loss even where it is also the id of another special token."""
-
-    @property
-    def uses_mock_data(self) -> bool:
-        """True where no file is read: asked for by --mock-data, or no source of data was given at all."""
-        return self.mock_data or not self.given_sources()
 
     def given_sources(self) -> list[str]:
         """Flags of the data sources that were given; at most one kind may be."""

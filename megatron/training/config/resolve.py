@@ -178,7 +178,7 @@ def pattern_of(model: TransformerConfig) -> HybridPattern | None:
 
 
 def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
-    """What ``resolve`` changed although it was given, one sentence each."""
+    """What has no effect although it was given, or is missing for a run, one sentence each."""
     notes = []
     before, after = given.model.num_layers, resolved.model.num_layers
     if before is not None and before != after:
@@ -186,6 +186,8 @@ def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
     before, after = given.model.mtp_num_layers, resolved.model.prediction_depths
     if before is not None and before != after:
         notes.append(f"--mtp-num-layers {before} has no effect: the pattern has {after} / parts")
+    if not given.data.given_sources():
+        notes.append("no data named: a run needs --data-path or --mock-data, a dry run does not")
     if given.training.full_validation and given.training.eval_micro_batch_size is not None:
         notes.append("--eval-micro-batch-size has no effect: --full-validation takes one sequence per forward pass")
     notes += [
@@ -321,4 +323,4 @@ def _ddp(ddp: DistributedDataParallelConfig, data_parallel_size: int | None) -> 
 def _data(data: DataConfig) -> DataConfig:
     from_one_source = data.data_path is not None or data.data_args_path is not None
     split = DEFAULT_SPLIT if data.split is None and from_one_source else data.split
-    return replace(data, split=split, mock_data=data.uses_mock_data)
+    return replace(data, split=split)

@@ -226,7 +226,7 @@ def _plan(
 
 
 def _sources(config: DataConfig) -> _Sources:
-    if config.uses_mock_data:
+    if config.mock_data:
         matrix = split_matrix(parse_split(MOCK_SPLIT))
         blend = Blend(prefixes=("",), weights=None)
         return _Sources(
@@ -276,7 +276,7 @@ def _read_per_split(path: str) -> tuple[Sequence[str] | None, ...]:
 
 
 def _open(config: DataConfig, tokenizer: Tokenizer | None, sources: _Sources) -> dict[str, TokenSource]:
-    if not config.uses_mock_data:
+    if not config.mock_data:
         prefixes = sources_needed(sources.blends)
         return {prefix: _open_files(prefix, config) for prefix in prefixes}
     if tokenizer is None:

@@ -114,6 +114,7 @@ def test_text_form(tmp_path: Path, capsys):
         (("--data-path", "{d}", "--train-samples", "3", "--split", "0,0,1"), 2, "no train data"),
         (("--data-path", "{d}", "--train-samples", "3", "--seed", "-1"), 2, "--seed"),
         (("--mock-data", "--train-samples", "3"), 2, "--tokenizer-type"),
+        (("--train-samples", "3"), 2, "neither --data-path nor --mock-data"),
         (("--data-path", "{d}", "--train-samples", "3", "--tokenizer-type", "TikTokenizer"), 2, "--tokenizer-model"),
         (
             ("--data-path", "{d}", "--train-samples", "3", "--samples", "0", *("--tokenizer-type", "NullTokenizer")),

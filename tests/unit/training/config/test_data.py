@@ -13,8 +13,6 @@ from megatron.training.config.data import DataConfig, TokenizerConfig, padded_vo
 
 def test_defaults_have_no_problem():
     assert DataConfig().problems() == []
-    assert DataConfig().uses_mock_data
-    assert not DataConfig(data_path=("a",)).uses_mock_data
     assert DataConfig(train_data_path=("a",), valid_data_path=("b",)).problems() == []
 
 

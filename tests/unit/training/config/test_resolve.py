@@ -204,9 +204,8 @@ def test_bucket_size():
 
 
 def test_data_source():
-    assert resolve(given(), 1).data.mock_data
-    one_source = resolve(given("--data-path", "a"), 1).data
-    assert (one_source.split, one_source.mock_data) == ("969, 30, 1", False)
+    assert resolve(given(), 1).data.split is None
+    assert resolve(given("--data-path", "a"), 1).data.split == "969, 30, 1"
     assert resolve(given("--train-data-path", "a"), 1).data.split is None
 
 

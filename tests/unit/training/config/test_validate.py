@@ -8,14 +8,15 @@ import pytest
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.fields import flags_of
+from megatron.training.cli.parser import parse_run_config
 from megatron.training.config.bounds import ABOVE_ZERO, BELOW_ONE, LEAST, missing_problems, range_problems
 from megatron.training.config.layout_rules import layout_problems
 from megatron.training.config.model_rules import model_problems
-from megatron.training.config.resolve import resolve
+from megatron.training.config.resolve import resolution_notes, resolve
 from megatron.training.config.run import RunConfig, config_classes
 from megatron.training.config.training_rules import training_problems
 from megatron.training.config.validate import config_problems, resolve_and_validate, without_repeats
-from tests.support.settings import given
+from tests.support.settings import SMALL, given
 
 
 def problems(flags: str, world_size: int = 1) -> list[str]:
@@ -144,6 +145,19 @@ def test_what_fits_is_accepted(flags: str, world_size: int):
 def test_breach_is_named(flags: str, world_size: int, expected: str):
     (problem,) = problems(flags, world_size)
     assert expected in problem
+
+
+def test_data_is_never_made_up_unasked():
+    """Control: the same command line with ``--mock-data`` is accepted, above."""
+    words = [word for word in SMALL if word != "--mock-data"]
+    (problem,) = config_problems(parse_run_config(words), 1)
+    assert str(problem).startswith("given neither --data-path nor --mock-data;")
+    assert config_problems(parse_run_config([*words, "--train-data-path", "a"]), 1) == []
+    dry = parse_run_config([*words, "--dry-run"])
+    assert config_problems(dry, 1) == []
+    assert resolution_notes(dry, resolve(dry, 1)) == [
+        "no data named: a run needs --data-path or --mock-data, a dry run does not"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -286,9 +286,6 @@ def test_mock_data(tmp_path: Path):
     splits = _build(DataConfig(mock_data=True), sizes=(16, 8, 8), tokenizer=NullTokenizer(100), sequence_length=4096)
     assert all(d is not None for d in splits.by_name().values())
     assert splits.train.raw(0).max() < 100
-    assert data_digest(splits) == data_digest(
-        _build(DataConfig(), sizes=(16, 8, 8), tokenizer=NullTokenizer(100), sequence_length=4096)
-    )
     with pytest.raises(ConfigError, match="--tokenizer-type"):
         _build(DataConfig(mock_data=True), tokenizer=None)
 

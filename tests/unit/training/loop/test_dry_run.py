@@ -21,7 +21,7 @@ VOCABULARY = 131072
 COMMON = """
     --disable-bias-linear --squared-relu --untie-embeddings-and-output-weights --normalization RMSNorm
     --position-embedding-type none --group-query-attention --kv-channels 128 --seq-length 8192
-    --micro-batch-size 1 --lr 1e-4 --train-iters 10 --tokenizer-type NullTokenizer --vocab-size 131072
+    --micro-batch-size 1 --lr 1e-4 --train-iters 10 --tokenizer-type NullTokenizer --vocab-size 131072 --mock-data
 """
 EXPERTS = "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-dtype fp32"
 MODELS = {
