@@ -201,7 +201,7 @@ def main(arguments: list[str]) -> int:
     rows, failed = [], bool(refused)
     for op, variant in wanted:
         if test_id(op, variant) in refused:
-            note = [op.spec.name, variant.name, "not timed: conformance is red"]
+            note: list[object] = [op.spec.name, variant.name, "not timed: conformance is red"]
             print(line(note + [""] * (len(COLUMNS) - len(note))), flush=True)
             continue
         for row in measured(op, variant, large_ms):
