@@ -215,6 +215,17 @@ def router_topk() -> list[Workload]:
     ]
 
 
+def router_table() -> list[Workload]:
+    """The proxy's and Nano's routers: marks, and gradients of scores."""
+    out = []
+    for experts in (32, 128, 512):
+        ids = torch.rand(TOKENS, experts, device="cuda").topk(6, dim=1).indices.sort(dim=1).values
+        label = f"8192x{experts} k6"
+        out.append(Workload(label=f"{label} marks", args=(ids, experts)))
+        out.append(Workload(label=f"{label} values", args=(ids, experts, torch.rand(TOKENS, 6, device="cuda"))))
+    return out
+
+
 WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "ssd_scan": ssd_scan,
     "causal_conv1d": causal_conv1d,
@@ -224,6 +235,7 @@ WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "linear_grad": linear_grad,
     "norm_blocks": norm_blocks,
     "router_topk": router_topk,
+    "router_table": router_table,
     "activation": activation,
     **{op: partial(norms, op) for op in ("rms_norm", "gated_rms_norm")},
     **{op: partial(permutation, op) for op in ("moe_permute", "moe_unpermute")},

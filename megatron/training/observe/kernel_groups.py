@@ -20,7 +20,7 @@ OP_GROUPS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_dropout"),
     "ssd": ("ssd_scan",),
     "conv1d": ("causal_conv1d",),
-    "moe": ("moe_permute", "moe_unpermute", "router_topk"),
+    "moe": ("moe_permute", "moe_unpermute", "router_table", "router_topk"),
     "cross entropy": ("cross_entropy_stats", "cross_entropy_grad"),
     "norm": ("rms_norm", "layer_norm", "gated_rms_norm"),
     "optimizer": ("adam_pieces", "sgd_step", "norm_blocks", "digest_pieces"),
@@ -30,7 +30,7 @@ OP_GROUPS: Mapping[str, tuple[str, ...]] = {
 
 PATTERNS: tuple[tuple[str, str], ...] = (
     (COMMUNICATION, r"nccl"),
-    ("attention", r"flash|fmha|sdpa|attention"),
+    ("attention", r"flash|fmha|sdpa|attention|cudnn::fusion::matmul_dq"),
     ("ssd", r"chunk_scan|chunk_state|chunk_cumsum|bmm_chunk|state_passing|ssd"),
     ("conv1d", r"conv1d"),
     ("cross entropy", r"cross_entropy|softmax|nll_loss"),

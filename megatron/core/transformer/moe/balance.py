@@ -39,12 +39,6 @@ class _AttachLoss(torch.autograd.Function):
         return grad, ctx.one * ctx.scale, None
 
 
-def table_of_choices(ids_Tk: torch.Tensor, num_experts: int, kept_Tk: torch.Tensor | None = None) -> torch.Tensor:
-    """Boolean ``[T, E]``: expert e is among the choices of token t, of those that are kept. A token's ids differ."""
-    chosen_TE = torch.zeros(ids_Tk.shape[0], num_experts, dtype=torch.bool, device=ids_Tk.device)
-    return chosen_TE.scatter_(1, ids_Tk, True) if kept_Tk is None else chosen_TE.scatter_(1, ids_Tk, kept_Tk)
-
-
 class _GlobalCounts:
     """Choices of a step so far, over all ranks that share the router. A recomputed micro-batch finds what it saw."""
 
@@ -74,7 +68,7 @@ class AuxiliaryLosses:
         self.topk, self.num_experts = config.moe_router_topk, config.num_moe_experts
         self.softmax = config.moe_router_score_function == "softmax"
         self.context = context
-        self._topk = context.ops["router_topk"]
+        self._topk, self._table = context.ops["router_topk"], context.ops["router_table"]
         self._global = _GlobalCounts(context)
 
     def _normalised(self, logits_TE: torch.Tensor, score_TE: torch.Tensor) -> torch.Tensor:
@@ -109,7 +103,7 @@ class AuxiliaryLosses:
         losses = []
         if self.balancing:
             p_TE = self._normalised(logits_TE, score_TE)
-            chosen_TE = table_of_choices(self._topk(p_TE.detach(), None, self.topk), self.num_experts)
+            chosen_TE = self._table(self._topk(p_TE.detach(), None, self.topk), self.num_experts)
         for kind, coefficient in self.balancing:
             if kind == "global_aux_loss":
                 loss = self._global_loss(p_TE, chosen_TE, microbatch)

@@ -8,22 +8,23 @@ from typing import Literal
 
 import torch
 
-from megatron.core.transformer.moe.balance import table_of_choices
-
 TopK = Callable[[torch.Tensor, torch.Tensor | None, int], torch.Tensor]
+Table = Callable[[torch.Tensor, int], torch.Tensor]
 
 
-def choose_in_groups(score_TE: torch.Tensor, k: int, num_groups: int, group_topk: int, topk: TopK) -> torch.Tensor:
+def choose_in_groups(
+    score_TE: torch.Tensor, k: int, num_groups: int, group_topk: int, topk: TopK, table: Table
+) -> torch.Tensor:
     """Ids ``[T, k]`` of the k best experts inside the ``group_topk`` best groups, ascending.
 
     Experts are in ``num_groups`` consecutive groups; a group is worth the sum of its k / group_topk best scores. Equal
-    ones: the lowest group, the lowest expert.
+    ones: the lowest group, the lowest expert. ``topk`` and ``table`` are the ops ``router_topk`` and ``router_table``.
     """
     tokens, experts = score_TE.shape
     grouped = score_TE.view(tokens * num_groups, experts // num_groups)
     best = grouped.gather(1, topk(grouped, None, k // group_topk))
     worth_TG = best.sum(dim=-1).view(tokens, num_groups)
-    allowed_TG = table_of_choices(topk(worth_TG, None, group_topk), num_groups)
+    allowed_TG = table(topk(worth_TG, None, group_topk), num_groups)
     allowed_TE = allowed_TG.repeat_interleave(experts // num_groups, dim=1)
     return topk(score_TE.masked_fill(~allowed_TE, -math.inf), None, k)
 

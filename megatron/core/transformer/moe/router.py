@@ -16,8 +16,8 @@ from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import linear
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
 from megatron.core.transformer.dropout import noise_key
-from megatron.core.transformer.moe.balance import AuxiliaryLosses, table_of_choices
-from megatron.core.transformer.moe.choice import choose_in_groups, expert_capacity, forced_ids, within_capacity
+from megatron.core.transformer.moe.balance import AuxiliaryLosses
+from megatron.core.transformer.moe.choice import Table, choose_in_groups, expert_capacity, forced_ids, within_capacity
 
 _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -43,15 +43,15 @@ class _TakeScores(torch.autograd.Function):
     """Scores of the chosen experts. Ids of one token differ, so the backward writes each place once."""
 
     @staticmethod
-    def forward(ctx: Any, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, score_TE: torch.Tensor, ids_Tk: torch.Tensor, table: Table) -> torch.Tensor:
         ctx.save_for_backward(ids_Tk)
-        ctx.num_experts = score_TE.shape[1]
+        ctx.num_experts, ctx.table = score_TE.shape[1], table
         return score_TE.gather(1, ids_Tk)
 
     @staticmethod
-    def backward(ctx: Any, grad_Tk: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad_Tk: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (ids_Tk,) = ctx.saved_tensors
-        return grad_Tk.new_zeros(grad_Tk.shape[0], ctx.num_experts).scatter_(1, ids_Tk, grad_Tk), None
+        return ctx.table(ids_Tk, ctx.num_experts, grad_Tk), None, None
 
 
 class TopKRouter(torch.nn.Module):
@@ -76,7 +76,7 @@ class TopKRouter(torch.nn.Module):
         self.register_buffer("token_counts_E", torch.zeros(experts, dtype=torch.int64, device=device))
         self.losses = AuxiliaryLosses(config, context)
         self._dtype = _ROUTER_DTYPES.get(config.moe_router_dtype)
-        self._topk = context.ops["router_topk"]
+        self._topk, self._table = context.ops["router_topk"], context.ops["router_table"]
 
     def _jitter(self, x_SBH: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
         """Multiply by noise from [1 - eps, 1 + eps], drawn over the whole sequence's ``[S, B, H]``."""
@@ -120,10 +120,10 @@ class TopKRouter(torch.nn.Module):
         if groups is None or group_topk is None or groups == group_topk:
             return self._topk(score_TE, bias_E, config.moe_router_topk)
         biased_TE = score_TE if bias_E is None else score_TE + bias_E
-        return choose_in_groups(biased_TE, config.moe_router_topk, groups, group_topk, self._topk)
+        return choose_in_groups(biased_TE, config.moe_router_topk, groups, group_topk, self._topk, self._table)
 
     def _weights(self, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
-        weight_Tk = _TakeScores.apply(score_TE, ids_Tk)
+        weight_Tk = _TakeScores.apply(score_TE, ids_Tk, self._table)
         if self.config.moe_router_score_function != "softmax":
             if self.config.moe_router_topk > 1:
                 weight_Tk = weight_Tk / (weight_Tk.sum(dim=-1, keepdim=True) + 1e-20)
@@ -143,7 +143,7 @@ class TopKRouter(torch.nn.Module):
         kept_Tk = within_capacity(ids_Tk, routing.weight_Tk.detach(), routing.taken_TE, capacity, policy)
         padded = config.moe_pad_expert_input_to_capacity
         rows_E = torch.full_like(count_E, capacity) if padded else count_E.clamp(max=capacity)
-        taken_TE = table_of_choices(ids_Tk, experts, kept_Tk)
+        taken_TE = self._table(ids_Tk, experts, kept_Tk)
         return replace(routing, taken_TE=taken_TE, rows_E=rows_E, kept_Tk=kept_Tk)
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> Routing:
@@ -153,7 +153,7 @@ class TopKRouter(torch.nn.Module):
         score_TE = self._score(logits_TE)
         ids_Tk = self._choose(score_TE.detach(), batch, microbatch)
         weight_Tk = self._weights(score_TE, ids_Tk)
-        chosen_TE = table_of_choices(ids_Tk, self.config.num_moe_experts)
+        chosen_TE = self._table(ids_Tk, self.config.num_moe_experts)
         count_E = chosen_TE.sum(dim=0)
         if microbatch.training:
             if self.has_bias and not microbatch.recomputing:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from megatron.core.ops.router_table.reference import router_table
 from megatron.core.ops.router_topk.reference import router_topk
-from megatron.core.transformer.moe.balance import table_of_choices
 from megatron.core.transformer.moe.choice import choose_in_groups, expert_capacity, forced_ids, within_capacity
 
 
 @pytest.mark.parametrize(("k", "groups", "best"), [(4, 4, 2), (2, 2, 1), (6, 3, 3), (3, 4, 3)])
 def test_choices_lie_in_the_best_groups(k: int, groups: int, best: int) -> None:
     score = torch.randn(50, 12)
-    ids = choose_in_groups(score, k, groups, best, router_topk)
+    ids = choose_in_groups(score, k, groups, best, router_topk, router_table)
     for row, chosen in zip(score, ids.tolist(), strict=True):
         worth = [part.sort(descending=True).values[: k // best].sum().item() for part in row.view(groups, -1)]
         allowed = sorted(range(groups), key=lambda g: -worth[g])[:best]
@@ -22,7 +22,7 @@ def test_choices_lie_in_the_best_groups(k: int, groups: int, best: int) -> None:
 
 
 def test_equal_scores_take_the_lowest_groups_and_experts() -> None:
-    assert choose_in_groups(torch.zeros(3, 8), 4, 4, 2, router_topk).tolist() == [[0, 1, 2, 3]] * 3
+    assert choose_in_groups(torch.zeros(3, 8), 4, 4, 2, router_topk, router_table).tolist() == [[0, 1, 2, 3]] * 3
 
 
 @pytest.mark.parametrize(("experts", "k"), [(8, 2), (4, 4), (6, 1), (5, 3)])
@@ -48,7 +48,7 @@ def test_capacity_is_a_share_rounded_up() -> None:
 def test_experts_keep_the_best_or_the_first(policy: str, capacity: int) -> None:
     ids = torch.rand(30, 6).argsort(dim=1)[:, :2].sort(dim=1).values
     weight = torch.rand(30, 2).mul(4).round().div(4)  # with many equal ones
-    kept = within_capacity(ids, weight, table_of_choices(ids, 6), capacity, policy)
+    kept = within_capacity(ids, weight, router_table(ids, 6), capacity, policy)
     for expert in range(6):
         mine = [(t, j) for t in range(30) for j in range(2) if ids[t, j] == expert]
         if policy == "probs":

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron.core.transformer.moe.balance import table_of_choices
+from megatron.core.ops.router_table.reference import router_table
 from megatron.core.transformer.moe.dispatcher import places_here, rows_to_send, sort_by_expert
 from megatron.core.transformer.moe.router import Routing
 
 
 def routing_of(ids: torch.Tensor, experts: int, kept: torch.Tensor | None = None) -> Routing:
-    taken = table_of_choices(ids, experts, kept)
+    taken = router_table(ids, experts, kept)
     count = taken.sum(0)
     return Routing(ids_Tk=ids, weight_Tk=ids.float(), count_E=count, taken_TE=taken, rows_E=count, kept_Tk=kept)
 
