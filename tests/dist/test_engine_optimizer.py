@@ -51,11 +51,16 @@ def _train(
             parallel.zero_grad_buffer()
             stage.add_exact_gradients(groups, step)
             parallel.finalize_model_grads()
+            last = step == STEPS - 1
+            gradients = optimizer.held_digests.gradients()
             outcome = optimizer.step(
-                lr=0.01, weight_decay=0.1 + step, iteration=step + 1, count_zeros=True, digest=step == STEPS - 1
+                lr=0.01, weight_decay=0.1 + step, iteration=step + 1, count_zeros=True, digest=last, digest_grad=last
             )
             seen[f"step {step}"] = (outcome.grad_norm.hex(), outcome.clip_factor.hex(), outcome.num_zeros)
         assert optimizer.written is not None
+        as_read_by_step = optimizer.held_digests.gradients(optimizer.written)
+        assert as_read_by_step[0] == gradients[0] == optimizer.held_digests.gradients_held
+        assert torch.equal(as_read_by_step[1], gradients[1])
         as_written, as_read = optimizer.digests_of_step(), (optimizer.state_digests(), optimizer.local_digests())
         for ours, theirs in zip(as_written, as_read, strict=True):
             assert all(torch.equal(ours[kind], theirs[kind]) for kind in theirs)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.core.config.errors import ConfigError
+from megatron.core.config.errors import ConfigError, TrainingStoppedError
 from megatron.core.digest.bits import digest_hex
 from megatron.core.process_groups.probed import ProbedSums
 from megatron.core.trace.format import LEVELS, Event, decode_event, trace_file
@@ -137,6 +137,45 @@ def test_state_of_every_parameter_is_there(runs: tuple[Path, list[dict]]):
     assert "decoder.layers.1.mlp.router.weight" in names
     assert names == {e.scope for e in state if e.name == "main_params"}
     assert {e.name for e in state} == {"weights", "expert_bias", "main_params", "exp_avg", "exp_avg_sq"}
+
+
+def watched_by_step(events: list[Event]) -> list[tuple]:
+    """State and stages of a trace: identities and digests."""
+    return [
+        (e.kind, e.scope, e.name, e.meta.get("at"), *((t.label, t.digest) for t in (*e.ins, *e.outs)))
+        for e in events
+        if e.kind in ("state", "stage")
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_step_digests_as_it_goes_is_what_a_reading_finds(runs: tuple[Path, list[dict]], layout: str):
+    for rank in (0, 1):
+        by_step, read = (watched_by_step(events(runs[0] / f"{layout}_{level}", rank)) for level in ("module", "op"))
+        assert by_step == read
+        (finished,) = [found for found in by_step if found[2] == "finalize_model_grads"]
+        assert any(label.startswith("gradient of ") for label, _ in finished[4:])
+
+
+def test_a_step_that_is_not_taken_shows_its_final_gradient(tmp_path: Path):
+    def not_finite(**kwargs: object) -> None:
+        raise TrainingStoppedError("planted")
+
+    for name in ("taken", "stopped"):
+        flags = f"--hybrid-layer-pattern M- {SMALL} --trace-level semantic --trace-dir {tmp_path}/{name}"
+        run = build_here(flags)
+        run.tracing.open(run_manifest(run, 0))
+        if name == "stopped":
+            run.step.optimizer.measured = not_finite
+            with pytest.raises(TrainingStoppedError, match="planted"):
+                run.step.run(run.reader(run.splits.train), 1, 0)
+        else:
+            run.step.run(run.reader(run.splits.train), 1, 0)
+        run.tracing.close()
+    taken, stopped = ([e for e in events(tmp_path / name, 0) if e.kind == "stage"] for name in ("taken", "stopped"))
+    assert [e.name for e in taken] == ["finalize_model_grads", "optimizer_step"]
+    assert stopped == taken[:1]
+    assert len(stopped[0].outs) > 10
 
 
 def test_used_folder_is_refused(runs: tuple[Path, list[dict]]):

@@ -38,14 +38,15 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def agrees(fn, dtype: torch.dtype, device: str) -> str:
     """What is wrong with a step of ``fn`` at odd offsets: values further from the reference's than roots may
-    be, or digests that are not those of the values. Nothing if all is well."""
-    want, got = _operands(dtype, device), _operands(dtype, device)
+    be, or digests that are not those of what it wrote and of the gradient it was given. Nothing if all is well."""
+    want, got, again = (_operands(dtype, device) for _ in range(3))
     adam_pieces(SHIFTED, *want, scalars=SCALARS, digest=False)
-    digests = fn(SHIFTED, *got, scalars=SCALARS, digest=True)
+    digests = fn(SHIFTED, *got, scalars=SCALARS, digest=True, digest_grad=True)
+    fewer = fn(SHIFTED, *again, scalars=SCALARS, digest=True)
     wrong = [i for i, (a, b) in enumerate(zip(want, got, strict=True)) if not _close(a, b)]
     of_state = digest_pieces(SHIFTED.table, *(words_of(flat) for flat in got[:3]))
-    of_weights = digest_pieces(SHIFTED.weights, words_of(got[4]))
-    same = torch.equal(digests, torch.cat((of_state, of_weights)))
+    in_buffer = [digest_pieces(SHIFTED.in_buffer, words_of(flat)) for flat in (got[4], want[3])]
+    same = torch.equal(digests, torch.cat((of_state, *in_buffer))) and torch.equal(digests[:4], fewer)
     rounded = all(
         same_bits(got[4][at : at + p.length], got[0][p.offset : p.offset + p.length].to(dtype))
         for p, at in zip(PIECES, SHIFTED.buffer, strict=True)
@@ -72,12 +73,16 @@ def test_the_kernel_agrees_where_it_is_interpreted() -> None:
     assert interpreted(INTERPRETED) == ["wrong: "]
 
 
-def test_digests_are_those_of_what_was_written() -> None:
+def test_digests_are_those_of_what_was_written_and_of_the_gradient_before_it_is_clipped() -> None:
     values = _operands(torch.bfloat16, "cpu")
-    found = adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=True)
+    found = adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=True, digest_grad=True)
     assert torch.equal(found[:3], digest_pieces(SHIFTED.table, *(words_of(flat) for flat in values[:3])))
-    assert torch.equal(found[3:], digest_pieces(SHIFTED.weights, words_of(values[4])))
-    assert adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=False).shape == (0, len(PIECES), 2)
+    assert torch.equal(found[3:4], digest_pieces(SHIFTED.in_buffer, words_of(values[4])))
+    assert SCALARS.clip_factor != 1.0
+    assert torch.equal(found[4:], digest_pieces(SHIFTED.in_buffer, words_of(_operands(torch.bfloat16, "cpu")[3])))
+    for asked in (False, True):
+        none = adam_pieces(SHIFTED, *values, scalars=SCALARS, digest=False, digest_grad=asked)
+        assert none.shape == (0, len(PIECES), 2)
 
 
 def test_a_piece_is_stepped_as_if_it_were_alone() -> None:
@@ -100,4 +105,4 @@ def test_runs_join_neighbours_that_lie_alike_and_decay_alike() -> None:
         UpdateRun(state=32, buffer=140, length=10, decays=True),
         UpdateRun(state=48, buffer=156, length=10, decays=False),
     )
-    assert plan.alignment == 4
+    assert plan.alignment == 2, "of lengths too: a kernel masks as many elements at once"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import shlex
@@ -126,6 +127,10 @@ def fingerprint_costs(flags: list[str], folder: Path) -> dict[str, dict[str, flo
     buffers = [leaf for buffer in run.step.ddp.buffers for leaf in buffer.grads]
     digester = Digester(run.ops["digest_words"], run.ops["digest_rows"])
     found["alone_s"]["gradients, one digest"] = alone_s(lambda: digester.whole(buffers), trainer)
+    asked = {"step": {}, "with digests": {"digest": True}, "and the gradient's": {"digest": True, "digest_grad": True}}
+    for what, more in asked.items():
+        step = functools.partial(run.step.optimizer.step, lr=0.0, weight_decay=0.0, iteration=1, **more)
+        found["alone_s"][what] = alone_s(step, trainer)
     found["state"]["parameters"] = float(parameters(run))
     for writer in writers.values():
         writer.close()

@@ -106,12 +106,20 @@ class Optimizer:
         )
 
     def step(
-        self, *, lr: float, weight_decay: float, iteration: int, count_zeros: bool = False, digest: bool = False
+        self,
+        *,
+        lr: float,
+        weight_decay: float,
+        iteration: int,
+        count_zeros: bool = False,
+        digest: bool = False,
+        digest_grad: bool = False,
     ) -> StepOutcome:
         """Clip by the global norm, one step of the masters, new working weights.
 
         Call it on all ranks once the owned spans hold the final gradient. With ``digest`` the optimizer, where
-        it can, makes the digests of what it writes as it writes: ``written``, for ``digests_of_step``.
+        it can, makes the digests of what it writes as it writes: ``written``, for ``digests_of_step``; with
+        ``digest_grad`` also of the gradient it reads.
 
         Raises:
             TrainingStoppedError: the gradient is not finite somewhere; on all ranks together, before anything changed.
@@ -133,6 +141,7 @@ class Optimizer:
                     clip_factor=factor,
                     step=self.step_count,
                     digest=digest,
+                    digest_grad=digest_grad,
                 )
             )
         complete = [found for found in written if found is not None]

@@ -20,8 +20,8 @@ Digests = dict[str, torch.Tensor]
 """int64 ``[2]`` by kind."""
 
 Written = Sequence[torch.Tensor] | None
-"""By state, the digests ``[kinds + 1, P, 2]`` of its parts and of the working weights, as a step wrote them; ``None``:
-they have to be read."""
+"""By state, the digests of its parts and of the working weights, as a step wrote them, ``[kinds + 1, P, 2]``; ``[kinds
++ 2, P, 2]`` with that of the gradient, as the step read it. ``None``: they have to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,12 @@ class StateDigests:
         self, states: Sequence[ShardedState], op: Callable[..., torch.Tensor], counts: Callable[[ParamSpec], bool]
     ) -> None:
         self._op, self._counts = op, counts
+        self._kinds = len(states[0].tensors()) if states else 0
         self._weights: list[_Source] = []
         self._state: list[_Source] = []
         self._gradients: list[_Source] = []
         self._covered: list[bool] = []
+        self._owned: list[torch.Tensor] = []
         for state in states:
             buffer = state.buffer
             whole = [piece for span in buffer.whole for piece in span.pieces]
@@ -103,6 +105,8 @@ class StateDigests:
             self._weights.append(self._source(buffer, {WEIGHTS: buffer.weights}, whole, lambda piece: piece.offset))
             self._state.append(self._source(buffer, state.tensors(), state.held(), state.offset_of))
             self._covered.append(state.spans == buffer.whole)
+            own = torch.tensor([n for n, (_, mine) in enumerate(state.parts) if mine], dtype=torch.int64)
+            self._owned.append(own.to(buffer.weights.device))
             self._gradients.append(self._source(buffer, {"gradient": buffer.grad}, owned, lambda piece: piece.offset))
 
     def _source(
@@ -138,11 +142,18 @@ class StateDigests:
     def _of_weights(self, written: Written) -> list[torch.Tensor]:
         if written is None:
             return [self._read(source) for source in self._weights]
-        weights = zip(self._weights, self._covered, written, strict=True)
-        return [here[-1:] if covered else self._read(source) for source, covered, here in weights]
+        weights, kinds = zip(self._weights, self._covered, written, strict=True), self._kinds
+        return [here[kinds : kinds + 1] if covered else self._read(source) for source, covered, here in weights]
 
     def _of_state(self, written: Written) -> list[torch.Tensor]:
-        return [self._read(source) for source in self._state] if written is None else [here[:-1] for here in written]
+        if written is None:
+            return [self._read(source) for source in self._state]
+        return [here[: self._kinds] for here in written]
+
+    def _of_gradients(self, written: Written) -> list[torch.Tensor]:
+        if written is None or any(len(here) < self._kinds + 2 for here in written):
+            return [self._read(source) for source in self._gradients]
+        return [here[-1:, own] for here, own in zip(written, self._owned, strict=True)]
 
     def weights(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """Working weights by parameter, and their digests ``[n, 2]``."""
@@ -152,15 +163,24 @@ class StateDigests:
         """Masters and moments by kind and parameter, and their digests ``[n, 2]``."""
         return _listed(self._state, self._of_state(written))
 
-    def gradients(self) -> tuple[list[Held], torch.Tensor]:
+    def gradients(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """This rank's owned parts of the final gradient by parameter, and their digests ``[n, 2]``."""
-        return _listed(self._gradients, [self._read(source) for source in self._gradients])
+        return _listed(self._gradients, self._of_gradients(written))
+
+    @property
+    def gradients_held(self) -> list[Held]:
+        """What ``gradients`` lists; nothing is read."""
+        return _held(self._gradients)
+
+
+def _held(sources: Sequence[_Source]) -> list[Held]:
+    return [held for source in sources if source.by_name for held in source.held()]
 
 
 def _listed(sources: Sequence[_Source], digests: Sequence[torch.Tensor]) -> tuple[list[Held], torch.Tensor]:
     nothing = torch.zeros(0, 2, dtype=torch.int64, device=sources[0].counted.device)
     rows = [source.by_parameter(of) for source, of in zip(sources, digests, strict=True) if source.by_name]
-    return [held for source in sources if source.by_name for held in source.held()], torch.cat([nothing, *rows])
+    return _held(sources), torch.cat([nothing, *rows])
 
 
 def piece_digest(piece: Piece, values: torch.Tensor) -> torch.Tensor:

@@ -27,9 +27,10 @@ class UpdateRule(Protocol):
         clip_factor: float,
         step: int,
         digest: bool,
+        digest_grad: bool,
     ) -> torch.Tensor | None:
         """``step`` counts from 1. With ``digest``, a rule that can returns the digests of what it wrote: int64
-        ``[kinds + 1, P, 2]`` by the state's parts, working weights last."""
+        ``[kinds + 1, P, 2]`` by the state's parts, working weights last; with ``digest_grad`` then the gradient."""
         ...
 
 
@@ -48,6 +49,7 @@ class AdamW:
         clip_factor: float,
         step: int,
         digest: bool,
+        digest_grad: bool,
     ) -> torch.Tensor | None:
         """As ``UpdateRule``."""
         scalars = AdamScalars(
@@ -66,6 +68,7 @@ class AdamW:
             state.buffer.weights,
             scalars=scalars,
             digest=digest,
+            digest_grad=digest_grad,
         )
         return found if digest else None
 
@@ -85,6 +88,7 @@ class SGD:
         clip_factor: float,
         step: int,
         digest: bool,
+        digest_grad: bool,
     ) -> torch.Tensor | None:
         """As ``UpdateRule``; never returns digests."""
         decaying = SGDScalars(lr=lr, momentum=self._momentum, weight_decay=weight_decay, clip_factor=clip_factor)

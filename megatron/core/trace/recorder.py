@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,7 +24,7 @@ from megatron.core.trace.dump import Dump
 from megatron.core.trace.flatten import named_tensors, plain_arguments
 from megatron.core.trace.format import Rendering, encode_line
 from megatron.core.trace.storage import UnwrittenStorage
-from megatron.core.trace.tensor_digest import Digest, Digester, Sent, hex64
+from megatron.core.trace.tensor_digest import Digest, Digester, Promised, Sent, hex64
 
 _INDEX_TYPES = frozenset({torch.int16, torch.int32, torch.int64})
 
@@ -253,11 +253,18 @@ class Recorder:
     def note_digests(self, what: Sequence[tuple[str, torch.dtype, int]], digests: torch.Tensor) -> list[Note]:
         """Notes of flat tensors whose digests ``[n, 2]`` were made elsewhere; ``what`` gives label, type and number of
         elements of each."""
-        adopted = self.digester.adopt(digests)
-        return [
-            Note(self._rendering.tensor(label, dtype, (numel,), None), digest)
-            for (label, dtype, numel), digest in zip(what, adopted, strict=True)
-        ]
+        notes = self.promise(what)
+        self.keep(notes, digests)
+        return notes
+
+    def promise(self, what: Sequence[tuple[str, torch.dtype, int]]) -> list[Note]:
+        """The same, to be recorded before the digests are made: ``keep`` has to follow in the same step."""
+        return [Note(self._rendering.tensor(label, dtype, (numel,), None), Promised()) for label, dtype, numel in what]
+
+    def keep(self, promised: Sequence[Note], digests: torch.Tensor) -> None:
+        """Give promised notes their digests ``[n, 2]``."""
+        for note, digest in zip(promised, self.digester.adopt(digests), strict=True):
+            cast(Promised, note.whole).made = digest
 
     @contextmanager
     def unseen(self) -> Iterator[None]:

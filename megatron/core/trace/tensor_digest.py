@@ -111,7 +111,14 @@ class _Waiting:
     runs: int = 0
 
 
-Digest: TypeAlias = list[int] | _Waiting
+@dataclass(slots=True)
+class Promised:
+    """A digest that is still to be made, before digests are sent."""
+
+    made: list[int] | _Waiting | None = None
+
+
+Digest: TypeAlias = list[int] | _Waiting | Promised
 """Numbers that are here, or on their way."""
 
 
@@ -138,6 +145,7 @@ class Sent:
 
     def numbers(self, digest: Digest) -> list[int]:
         """The numbers of a digest."""
+        digest = _made(digest)
         if isinstance(digest, list):
             return digest
         lines, at, runs = self._numbers[digest.queue], digest.position, digest.runs
@@ -147,9 +155,18 @@ class Sent:
 
     def text(self, digest: Digest) -> str:
         """A digest of a whole tensor in 32 hex digits."""
+        digest = _made(digest)
         if isinstance(digest, list):
             return "".join(map(hex64, digest))
         return self._texts[digest.queue][32 * digest.position : 32 * digest.position + 32]
+
+
+def _made(digest: Digest) -> list[int] | _Waiting:
+    if not isinstance(digest, Promised):
+        return digest
+    if digest.made is None:
+        raise RuntimeError("a digest was promised and not made")
+    return digest.made
 
 
 class Digester:
@@ -227,7 +244,7 @@ class Digester:
             self._row_keys = position_keys(numpy.arange(1 << (count - 1).bit_length(), dtype=numpy.int64)) | 1
         return self._row_keys[:count]
 
-    def adopt(self, digests: torch.Tensor) -> list[Digest]:
+    def adopt(self, digests: torch.Tensor) -> list[list[int] | _Waiting]:
         """Digests that were made elsewhere, int64 ``[n, 2]`` on any device."""
         if digests.device.type == "cpu":
             return list(digests.tolist())

@@ -30,11 +30,12 @@ from megatron.core.trace.probed_ops import DISPATCH_OPS, probe_ops
 from megatron.core.trace.probed_stage import ProbedStage
 from megatron.core.trace.recorder import Note, Recorder
 from megatron.core.trace.tensor_digest import Digester
+from megatron.training.config.manifest import trace_folder_problems
 from megatron.training.config.trace import TraceConfig, traced_iterations, traced_ranks
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.step import TrainStep
 from megatron.training.observe.step_record import StepMetrics
-from megatron.training.observe.trace_writer import TraceWriter, trace_folder_problems, write_trace_manifest
+from megatron.training.observe.trace_writer import TraceWriter, write_trace_manifest
 
 DUMP_LIMIT_BYTES = 256 << 20
 
@@ -156,6 +157,7 @@ class TracedStep:
         step.optimizer = cast(Any, _Watched(step.optimizer, step=self._optimize))
         self._iteration, self._left = 0, -1
         self._gradients: list[Note] = []
+        self._promised: list[Note] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._step, name)
@@ -167,7 +169,10 @@ class TracedStep:
             if recorded:
                 self._recorder.segment("state", iteration)
                 self._show_before()
-            return self._step.run(reader, iteration, consumed_samples, digest=digest)
+            try:
+                return self._step.run(reader, iteration, consumed_samples, digest=digest)
+            finally:
+                self._keep_promise()
 
     def _show_before(self) -> None:
         """What the step starts from: working weights and, unless they were shown as what the step before left, masters
@@ -188,8 +193,7 @@ class TracedStep:
         """What this rank holds of a part of the state, by parameter, and a note of each."""
         with self._recorder.unseen():
             held, digests = read()
-            labels = [(f"{h.kind} of {h.name}{list(h.shards)}+{h.start}", h.dtype, h.numel) for h in held]
-            return held, self._recorder.note_digests(labels, digests)
+            return held, self._recorder.note_digests(_labels(held), digests)
 
     def _show(self, held: Sequence[Held], notes: Sequence[Note], at: str) -> None:
         """One event per parameter and state tensor."""
@@ -205,7 +209,12 @@ class TracedStep:
         before = [self._recorder.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(self._step.ddp.buffers)]
         result = finalize(*args, **kwargs)
         ins = [note for notes in before for note in notes]
-        self._gradients = self._noted(self._step.optimizer.held_digests.gradients)[1]
+        if self._recorder.trusting and self._step.replay is None:
+            # The step reads them anyway, and makes their digests then; nobody changes them before.
+            self._gradients = self._recorder.promise(_labels(self._step.optimizer.held_digests.gradients_held))
+            self._promised = self._gradients
+        else:
+            self._gradients = self._noted(self._step.optimizer.held_digests.gradients)[1]
         self._recorder.event("stage", "finalize_model_grads", ins=ins, outs=self._gradients, scope="gradients")
         return result
 
@@ -213,10 +222,13 @@ class TracedStep:
         if not self._recorder.active:
             return take_step(*args, **kwargs)
         text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items() if key != "digest")
-        # On a GPU the step makes the digests of what it writes; reading all of it again would cost more.
-        kwargs["digest"] = self._step.groups.device.type == "cuda"
+        # The step makes the digests of what it writes; reading all of it again would cost more. Where it is made of
+        # operations that are recorded it may not.
+        kwargs["digest"] = self._recorder.trusting or self._step.groups.device.type == "cuda"
+        kwargs["digest_grad"] = bool(self._promised)
         result = take_step(*args, **kwargs)
         written = self._step.optimizer.written
+        self._keep_promise(written)
         held, notes = self._noted(functools.partial(self._step.optimizer.held_digests.state, written))
         ins = self._gradients
         self._recorder.event("stage", "optimizer_step", ins=ins, outs=notes, scope="optimizer", args=text)
@@ -224,6 +236,17 @@ class TracedStep:
         self._show(held, notes, "after")
         self._left = self._iteration
         return result
+
+    def _keep_promise(self, written: Written = None) -> None:
+        """Bring the digests of the final gradient that are owed, also where the step was not taken."""
+        owed, self._promised = self._promised, []
+        if owed:
+            with self._recorder.unseen():
+                self._recorder.keep(owed, self._step.optimizer.held_digests.gradients(written)[1])
+
+
+def _labels(held: Sequence[Held]) -> list[tuple[str, torch.dtype, int]]:
+    return [(f"{h.kind} of {h.name}{list(h.shards)}+{h.start}", h.dtype, h.numel) for h in held]
 
 
 class _Watched:

@@ -21,10 +21,12 @@ def adam_pieces(
     *,
     scalars: AdamScalars,
     digest: bool,
+    digest_grad: bool = False,
 ) -> torch.Tensor:
     """See the reference; the bits are the same because every operation is elementwise."""
+    state = param, exp_avg, exp_avg_sq
     return step_by_runs(
-        adamw_in_parts, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest
+        adamw_in_parts, plan, state, grad, weights, scalars=scalars, digest=digest, digest_grad=digest_grad
     )
 
 

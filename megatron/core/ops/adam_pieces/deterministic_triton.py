@@ -13,7 +13,7 @@ from megatron.core.ops.registry import Guarantee, Variant
 
 BLOCK = 512
 VECTOR = 4
-"""Elements of one memory access, where all offsets are multiples of it."""
+"""Elements of one memory access, where all offsets and lengths are multiples of it."""
 
 
 def adam_pieces(
@@ -26,6 +26,7 @@ def adam_pieces(
     *,
     scalars: AdamScalars,
     digest: bool,
+    digest_grad: bool = False,
 ) -> torch.Tensor:
     """Same contract as the reference, except that padding between pieces is left alone.
 
@@ -37,7 +38,8 @@ def adam_pieces(
             raise ValueError(f"adam_pieces takes contiguous fp32 state and gradients, not {flat.dtype}")
     facts, tiles, _ = plan.table.on(grad.device)
     num_tiles = tiles.shape[0]
-    partial = torch.empty(4 if digest else 0, num_tiles, 2, dtype=torch.int64, device=grad.device)
+    num_digests = 4 + digest_grad if digest else 0
+    partial = torch.empty(num_digests, num_tiles, 2, dtype=torch.int64, device=grad.device)
     if num_tiles:
         adam_tiles_kernel[(num_tiles,)](
             param_ptr=param,
@@ -59,7 +61,7 @@ def adam_pieces(
             eps=scalars.eps,
             step_size=scalars.step_size,
             decay=scalars.decay,
-            DIGEST=digest,
+            DIGESTS=num_digests,
             ALIGNED=VECTOR if plan.alignment % VECTOR == 0 else 1,
             TILE=TILE,
             BLOCK=BLOCK,

@@ -34,7 +34,7 @@ class UpdatePlan:
     def __init__(self, pieces: Sequence[PieceAt], buffer: Sequence[int], decays: Sequence[bool]) -> None:
         self.table = PieceTable(pieces)
         self.buffer, self.decays = tuple(buffer), tuple(decays)
-        self.weights = PieceTable(
+        self.in_buffer = PieceTable(
             PieceAt(name=p.name, shard=p.shard, start=p.start, length=p.length, offset=at)
             for p, at in zip(pieces, buffer, strict=True)
         )
@@ -58,8 +58,8 @@ class UpdatePlan:
 
     @property
     def alignment(self) -> int:
-        """The largest number that divides all offsets; 0 where all are 0."""
-        return math.gcd(*(piece.offset for piece in self.table.pieces), *self.buffer)
+        """The largest number that divides all offsets and lengths; 0 where all are 0."""
+        return math.gcd(*(n for piece in self.table.pieces for n in (piece.offset, piece.length)), *self.buffer)
 
     def on(self, device: torch.device) -> torch.Tensor:
         """int64 ``[P, 2]``: where each piece begins in the buffer, and 1 where it decays; made once."""

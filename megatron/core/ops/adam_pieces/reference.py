@@ -28,12 +28,15 @@ def adam_pieces(
     *,
     scalars: AdamScalars,
     digest: bool,
+    digest_grad: bool = False,
 ) -> torch.Tensor:
     """AdamW on every run of the plan, then ``weights`` = masters, rounded once.
 
-    Returns the digests of the plan's pieces of masters, moments and weights, int64 ``[4, P, 2]``, or ``[0, P, 2]``.
+    Returns the digests of the plan's pieces of masters, moments and weights, int64 ``[4, P, 2]``, with ``digest_grad``
+    also of ``grad`` as it was given, ``[5, P, 2]``; without ``digest`` ``[0, P, 2]``.
     """
-    return step_by_runs(adamw, plan, (param, exp_avg, exp_avg_sq), grad, weights, scalars=scalars, digest=digest)
+    state = param, exp_avg, exp_avg_sq
+    return step_by_runs(adamw, plan, state, grad, weights, scalars=scalars, digest=digest, digest_grad=digest_grad)
 
 
 def step_by_runs(
@@ -45,6 +48,7 @@ def step_by_runs(
     *,
     scalars: AdamScalars,
     digest: bool,
+    digest_grad: bool,
 ) -> torch.Tensor:
     """The same with another ``step`` for a run."""
     plain = replace(scalars, weight_decay=0.0)
@@ -56,7 +60,10 @@ def step_by_runs(
     if not digest:
         return torch.zeros(0, len(plan.table), 2, dtype=torch.int64, device=grad.device)
     of_state = digest_pieces(plan.table, *(words_of(flat) for flat in state))
-    return torch.cat((of_state, digest_pieces(plan.weights, words_of(weights))))
+    found = [of_state, digest_pieces(plan.in_buffer, words_of(weights))]
+    if digest_grad:
+        found.append(digest_pieces(plan.in_buffer, words_of(grad)))
+    return torch.cat(found)
 
 
 VARIANT = Variant(

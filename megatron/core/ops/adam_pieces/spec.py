@@ -91,8 +91,9 @@ def _cut(args: list, start: int, stop: int) -> list:
 
 SPEC = OpSpec(
     name="adam_pieces",
-    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, *, scalars, digest): AdamW by piece, "
-    "weights = masters rounded once; -> the pieces' digests int64 [4, P, 2] (digest_pieces/definition.py), if asked.",
+    promise="adam_pieces(plan, param, exp_avg, exp_avg_sq, grad, weights, *, scalars, digest, digest_grad=False): "
+    "AdamW by piece, weights = masters rounded once; -> the pieces' digests (digest_pieces/definition.py), if asked: "
+    "int64 [4, P, 2], or [5, P, 2] with those of the gradient as it was given.",
     order="Elementwise: separate fp32 products and sums, no fused multiply-add; digests are wrapping integer sums.",
     cases=cases,
     tolerance=tolerances(2e-6, 1e-2, "a dozen fp32 operations; weights are rounded to the activation type"),
