@@ -95,7 +95,8 @@ def main(argv: Sequence[str]) -> int:
     problems = _problems(arguments)
     data, tokenizer_config = config_from(DataConfig, arguments), config_from(TokenizerConfig, arguments)
     wants_tokenizer = tokenizer_config != TokenizerConfig()
-    problems += [NO_SOURCE] * (not data.given_sources()) + data.problems() + (tokenizer_config.problems() if wants_tokenizer else [])
+    problems += data.problems() if data.given_sources() else [NO_SOURCE]
+    problems += tokenizer_config.problems() if wants_tokenizer else []
     if problems:
         raise ConfigError(problems)
     splits = build_datasets(

@@ -8,8 +8,8 @@ from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.report import Exit, Outcome
+from megatron.training.config.manifest import differences, read_manifest
 from megatron.training.observe.fingerprint import COUNTS, FINGERPRINT_FILE, Line, differing_fields, read_lines
-from megatron.training.observe.run_manifest import differences, read_manifest
 
 
 def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
@@ -18,7 +18,7 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
     With ``force`` runs whose fixed inputs differ are compared all the same.
     """
     try:
-        inputs = differences(read_manifest(left)["trajectory"], read_manifest(right)["trajectory"])
+        inputs = differences(*(_manifest(folder)["trajectory"] for folder in (left, right)))
         if inputs and not force:
             return _not_comparable(inputs, {left: "A", right: "B"})
         lines = read_lines(left / FINGERPRINT_FILE), read_lines(right / FINGERPRINT_FILE)
@@ -42,6 +42,15 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
         if fields:
             return _different(iteration, fields, facts, notes)
     return _identical(lines[0], lines[1], common, facts, notes)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder)
+    if "trace" in manifest:
+        raise DamagedInputError(
+            f"{folder} is a trace folder, which trace-compare takes; compare takes what runs had as --fingerprint-dir"
+        )
+    return manifest
 
 
 def _span(lines: Mapping[int, Line]) -> str:

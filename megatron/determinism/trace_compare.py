@@ -12,7 +12,7 @@ from megatron.determinism.trace_read import TraceFolder, UnknownFormatError, ope
 from megatron.determinism.trace_report import write_report
 from megatron.determinism.trace_scan import RankScan, scan_rank
 from megatron.determinism.trace_verdict import Finding, Verdict, classify, join
-from megatron.training.observe.run_manifest import differences
+from megatron.training.config.manifest import differences
 
 REPORT_FILE = "trace_compare.html"
 _SHOWN = 8

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.trace.format import FORMAT, TRACE_FILES, trace_file
-from megatron.training.observe.run_manifest import read_manifest
+from megatron.training.config.manifest import read_manifest
 
 Key = tuple[tuple[str, Any], ...]
 """What a segment is known by: pass, iteration, chunk, logical shard, micro-batch."""
@@ -127,7 +127,9 @@ def open_folder(path: Path) -> TraceFolder:
     manifest = read_manifest(path)
     trace = manifest.get("trace")
     if not isinstance(trace, dict):
-        raise DamagedInputError(f"{path}: the manifest says nothing of a trace; this is not a trace folder")
+        raise DamagedInputError(
+            f"{path} is a fingerprint folder, which compare takes; trace-compare takes what runs had as --trace-dir"
+        )
     if trace.get("format") != FORMAT:
         raise UnknownFormatError(f"{path} has trace format {trace.get('format')}, this version reads {FORMAT}")
     if not any(path.glob(TRACE_FILES)):

@@ -21,8 +21,8 @@ import pytest
 from megatron.determinism.checkpoint import diff_checkpoints
 from megatron.determinism.compare import compare
 from megatron.determinism.report import Exit
+from megatron.training.config.manifest import read_manifest
 from megatron.training.observe.fingerprint import rank_file, read_lines
-from megatron.training.observe.run_manifest import read_manifest
 from tests.support.data import write_self_data
 from tests.support.legs import blended, finished, run_legs
 

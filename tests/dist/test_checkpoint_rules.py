@@ -20,9 +20,9 @@ from megatron.core.dist_checkpointing.stored import StoredCheckpoint
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
 from megatron.determinism.checkpoint import diff_checkpoints
 from megatron.training.checkpoint import checkpointer
+from megatron.training.config.manifest import read_manifest
 from megatron.training.loop.step import TrainStep
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, read_lines
-from megatron.training.observe.run_manifest import read_manifest
 from tests.support.legs import finished, run_legs
 
 QUICK = "--eval-iters 0 --log-interval 1"

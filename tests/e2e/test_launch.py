@@ -106,6 +106,7 @@ def test_damaged_data_ends_with_3_and_names_the_file(fault: str, tmp_path: Path)
     done = launch(1, flags, without=without) if fault == "missing" else launch_forked(flags, without=without)
     assert done.returncode == 3, done.stdout[-1500:] + done.stderr[-1500:]
     assert prefix in done.stderr
+    assert ("hidden_size ...." in done.stdout) == (fault != "missing"), "what is missing is said before the settings"
     if fault == "id beyond":
         assert all(word in done.stderr for word in ("600", "document 7", "509")), done.stderr
 

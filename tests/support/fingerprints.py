@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
+from megatron.training.config.manifest import Json
 from megatron.training.config.resolve import logical_layout, topology_of
 from megatron.training.config.run import RunConfig
 from megatron.training.observe.fingerprint import FingerprintWriter, StepRecord
-from megatron.training.observe.run_manifest import Circumstances, Json, launch_part, prepare_folder, trajectory_part
+from megatron.training.observe.run_manifest import Circumstances, launch_part, prepare_folder, trajectory_part
 from tests.support.settings import effective
 
 CIRCUMSTANCES = Circumstances(

@@ -36,6 +36,16 @@ def idx_path(prefix: str) -> Path:
     return Path(prefix + ".idx")
 
 
+def missing_files(prefix: str) -> str | None:
+    """Which of its two files a data set lacks, in words, with the name that may be meant; ``None``: it has both."""
+    missing = [str(p) for p in (idx_path(prefix), bin_path(prefix)) if not p.is_file()]
+    if not missing:
+        return None
+    near = next((p for p in _other_spellings(prefix) if idx_path(p).is_file()), None)
+    hint = f"; there is a data set {near}" if near else ""
+    return f"{' and '.join(missing)}: no such file; the data set {prefix} needs both{hint}"
+
+
 def _other_spellings(prefix: str) -> tuple[str, ...]:
     return prefix.removesuffix(".bin").removesuffix(".idx"), prefix + "_text_document"
 
@@ -78,11 +88,9 @@ class IndexedDataset:
         self.path: str | None = prefix
         self.name = prefix
         self._bin, self._idx = bin_path(prefix), idx_path(prefix)
-        missing = [str(p) for p in (self._idx, self._bin) if not p.is_file()]
-        if missing:
-            near = next((p for p in _other_spellings(prefix) if idx_path(p).is_file()), None)
-            hint = f"; there is a data set {near}" if near else ""
-            raise DamagedInputError(f"{' and '.join(missing)}: no such file; the data set {prefix} needs both{hint}")
+        missing = missing_files(prefix)
+        if missing is not None:
+            raise DamagedInputError(missing)
         state = self._bin.stat()
         self._modified_ns = state.st_mtime_ns
         self._index = read_index(self._idx, state.st_size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron.core.datasets.blended import Blend, blend_size, member_request
+from megatron.core.datasets.blended import blend_size, member_request
 from megatron.core.datasets.gpt_indices import EXTRA_TOKENS, SamplePlan, plan_samples
 from megatron.core.datasets.indexed_dataset import TokenSource
 from megatron.core.datasets.splits import Bookends, normalize, sequence_range
@@ -120,8 +120,3 @@ def _plan_member(
         needed = sequence_length + EXTRA_TOKENS
         return Absent(reason=f"{where}, which hold {tokens} tokens; one sample needs {needed}", chosen=False)
     return MemberPlan(source=source, first=first, stop=stop, request=request, samples=samples)
-
-
-def sources_needed(blends: Sequence[Blend | None]) -> tuple[str, ...]:
-    """Every prefix that some split reads, each once, in the order of first use."""
-    return tuple(dict.fromkeys(prefix for blend in blends if blend is not None for prefix in blend.prefixes))

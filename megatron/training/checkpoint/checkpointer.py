@@ -30,9 +30,9 @@ from megatron.training.checkpoint.content import (
 )
 from megatron.training.checkpoint.position import Position
 from megatron.training.checkpoint.restore import Start, put_back_generators, restore
+from megatron.training.config.manifest import differences
 from megatron.training.config.resume_rules import find_source
 from megatron.training.config.run import RunConfig
-from megatron.training.observe.run_manifest import differences
 from megatron.training.setup.seeds import generator_states
 
 Tell = Callable[[str, int, Mapping[str, Sequence[int]]], None]

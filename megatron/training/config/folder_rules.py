@@ -1,4 +1,4 @@
-"""Folders that a run is told to write to or read from: what can be seen of them before anything starts."""
+"""Folders and files that a run is told to write to or read from: what can be seen of them before anything starts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from megatron.core.config.errors import Problem
 from megatron.core.dist_checkpointing.facts import FACTS_FILE
 from megatron.core.dist_checkpointing.folder import MARKER_FILE
+from megatron.training.config.data import TokenizerConfig
 from megatron.training.config.run import RunConfig
 
 _OF_FIRST_RANK = ("--run-dir", "--tensorboard-dir")
@@ -33,7 +34,21 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
             needed = "a folder that can be written, or a new one" if flag in written else "a folder that can be read"
             change = f"{flag} to the name of another folder, or leave it out"
             problems.append(Problem(f"{flag} {path or repr(path)}, {reason}", needed, change, local=True))
-    return problems or _load_problems(config.checkpoint.load)
+    return problems + _tokenizer_problems(config.tokenizer) or _load_problems(config.checkpoint.load)
+
+
+def _tokenizer_problems(config: TokenizerConfig) -> list[Problem]:
+    """Files that are not there; what is in them shows when the tokenizer is made."""
+    named = {
+        "--tokenizer-model": config.tokenizer_model,
+        "--vocab-file": config.vocab_file,
+        "--merge-file": config.merge_file,
+    }
+    return [
+        Problem(f"{flag} {path}, which is not there", "a file of the tokenizer", f"{flag} to its path", local=True)
+        for flag, path in named.items()
+        if path is not None and not Path(path).exists()
+    ]
 
 
 def unusable(name: str, *, write: bool) -> str | None:

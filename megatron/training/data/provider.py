@@ -16,30 +16,22 @@ from numpy.typing import NDArray
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.datasets.blended import (
     BLEND_NAMES,
-    Blend,
     BlendedDataset,
     build_blend_indices,
     build_exhaustive_indices,
-    parse_blend,
 )
 from megatron.core.datasets.gpt_dataset import GPTDataset, SampleRules
 from megatron.core.datasets.gpt_indices import INDEX_NAMES, build_indices
 from megatron.core.datasets.index_cache import CachedArrays, CacheEntry, cache_key, digested
 from megatron.core.datasets.indexed_dataset import IndexedDataset, TokenSource
 from megatron.core.datasets.mock import MockDocuments
-from megatron.core.datasets.split_plan import Absent, MemberPlan, SplitPlan, plan_split, sources_needed
-from megatron.core.datasets.splits import (
-    DEFAULT_SPLIT,
-    MOCK_SPLIT,
-    SPLIT_NAMES,
-    Bookends,
-    parse_split,
-    split_matrix,
-)
+from megatron.core.datasets.split_plan import Absent, MemberPlan, SplitPlan, plan_split
+from megatron.core.datasets.splits import SPLIT_NAMES
 from megatron.core.datasets.token_range import RANGE_NAMES, require_ids_within
 from megatron.core.tokenizers.base import NO_PAD, Tokenizer, loss_pad_id
 from megatron.core.tokenizers.build import build_tokenizer
 from megatron.training.config.data import DataConfig, TokenizerConfig
+from megatron.training.config.data_sources import DataSources, data_sources, naming_source
 
 Dataset = GPTDataset | BlendedDataset
 
@@ -59,17 +51,6 @@ class Splits:
     def by_name(self) -> dict[str, Dataset | None]:
         """train, valid and test."""
         return {name: getattr(self, name) for name in SPLIT_NAMES}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sources:
-    """What the settings say about each split: its blend and its part of every member; ``None``: left out."""
-
-    blends: tuple[Blend | None, ...]
-    bookends: tuple[Bookends | None, ...]
-    split: str | None
-    matrix: list[Bookends | None] | None
-    flags: tuple[str, ...]
 
 
 def tokenizer_from(config: TokenizerConfig) -> Tokenizer:
@@ -194,7 +175,7 @@ def _plan(
     problems = config.problems()
     if problems:
         raise ConfigError(problems)
-    sources = _sources(config)
+    sources = data_sources(config)
     opened = _open(config, tokenizer, sources)
     present: dict[str, SplitPlan] = {}
     absent: dict[str, str] = {}
@@ -225,71 +206,13 @@ def _plan(
     return _Plans(present=present, absent=absent)
 
 
-def _sources(config: DataConfig) -> _Sources:
-    if config.mock_data:
-        matrix = split_matrix(parse_split(MOCK_SPLIT))
-        blend = Blend(prefixes=("",), weights=None)
-        return _Sources(
-            blends=(blend,) * 3, bookends=tuple(matrix), split=MOCK_SPLIT, matrix=matrix, flags=("--mock-data",) * 3
-        )
-    if config.data_path or config.data_args_path:
-        flag = "--data-path" if config.data_path else "--data-args-path"
-        split = config.split or DEFAULT_SPLIT
-        matrix = split_matrix(parse_split(split))
-        blend = parse_blend(config.data_path or _read_argument(config.data_args_path, flag).split(), flag)
-        return _Sources(blends=(blend,) * 3, bookends=tuple(matrix), split=split, matrix=matrix, flags=("--split",) * 3)
-    flags: tuple[str, ...] = tuple(f"--{name}-data-path" for name in SPLIT_NAMES)
-    lists: tuple[Sequence[str] | None, ...] = (config.train_data_path, config.valid_data_path, config.test_data_path)
-    if config.per_split_data_args_path:
-        flags = ("--per-split-data-args-path",) * 3
-        lists = _read_per_split(config.per_split_data_args_path)
-    blends = []
-    for words, flag in zip(lists, flags, strict=True):
-        blend_or_none = parse_blend(words, flag) if words else None
-        if blend_or_none is not None and len(blend_or_none.prefixes) == 1:
-            blend_or_none = Blend(prefixes=blend_or_none.prefixes, weights=None)
-        blends.append(blend_or_none)
-    return _Sources(blends=tuple(blends), bookends=((0.0, 1.0),) * 3, split=None, matrix=None, flags=flags)
-
-
-def _read_argument(path: str | None, flag: str) -> str:
-    assert path is not None
-    if not Path(path).is_file():
-        raise ConfigError([Problem(f"{flag} {path}", "a file that exists", flag)])
-    return Path(path).read_text("utf-8")
-
-
-def _read_per_split(path: str) -> tuple[Sequence[str] | None, ...]:
-    flag = "--per-split-data-args-path"
-    needed = 'a JSON object with lists of words under "train", "valid" and "test"'
-    text = _read_argument(path, flag)
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError([Problem(f"{flag} {path}, which is not JSON ({error})", needed, flag)]) from error
-    if not isinstance(content, dict) or not set(content) <= set(SPLIT_NAMES):
-        raise ConfigError([Problem(f"{flag} {path}", needed, flag)])
-    lists = [content.get(name) for name in SPLIT_NAMES]
-    if not all(words is None or isinstance(words, list) for words in lists):
-        raise ConfigError([Problem(f"{flag} {path}", needed, flag)])
-    return tuple(None if words is None else tuple(str(word) for word in words) for words in lists)
-
-
-def _open(config: DataConfig, tokenizer: Tokenizer | None, sources: _Sources) -> dict[str, TokenSource]:
+def _open(config: DataConfig, tokenizer: Tokenizer | None, sources: DataSources) -> dict[str, TokenSource]:
     if not config.mock_data:
-        prefixes = sources_needed(sources.blends)
-        return {prefix: _open_files(prefix, config) for prefix in prefixes}
+        with naming_source(config):
+            return {prefix: IndexedDataset(prefix, mmap_bin=config.mmap_bin_files) for prefix in sources.prefixes}
     if tokenizer is None:
         raise ConfigError([Problem("mock data without a tokenizer", "the size of the vocabulary", "--tokenizer-type")])
     return {"": MockDocuments(tokenizer.vocab_size, tokenizer.eod)}
-
-
-def _open_files(prefix: str, config: DataConfig) -> IndexedDataset:
-    try:
-        return IndexedDataset(prefix, mmap_bin=config.mmap_bin_files)
-    except DamagedInputError as error:
-        flags = " or ".join(config.given_sources())
-        raise DamagedInputError(f"{error}; change {flags}, or make the data set again") from error
 
 
 class _Maker:
@@ -299,7 +222,7 @@ class _Maker:
         self, config: DataConfig, tokenizer: Tokenizer | None, sequence_length: int, seed: int, *, use_cache: bool
     ) -> None:
         self._config, self._seed, self._use_cache = config, seed, use_cache
-        self._sources = _sources(config)
+        self._sources = data_sources(config)
         self._tokenizer = None if tokenizer is None else tokenizer.identifiers()
         self._rules = SampleRules(
             sequence_length=sequence_length,

@@ -14,18 +14,13 @@ from megatron.core.config.errors import ConfigError
 from megatron.core.config.moe import Z_LOSS_NAME
 from megatron.core.digest.bits import digest_hex
 from megatron.core.process_groups.collectives import barrier, gather_objects, sum_integers
+from megatron.training.config.manifest import folder_problems
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.agreed_writer import AgreedWriter, stopping_together
 from megatron.training.loop.build import Run
 from megatron.training.observe.fingerprint import StepRecord
 from megatron.training.observe.machine import MISSING_NVML, load_nvml, machine_part
-from megatron.training.observe.run_manifest import (
-    Circumstances,
-    folder_problems,
-    launch_part,
-    prepare_folder,
-    trajectory_part,
-)
+from megatron.training.observe.run_manifest import Circumstances, launch_part, prepare_folder, trajectory_part
 from megatron.training.observe.software import device_model, source_digest, versions
 from megatron.training.observe.step_record import StepMetrics
 from megatron.training.setup.determinism import kept_promise, switches

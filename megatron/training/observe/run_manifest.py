@@ -14,14 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.core.config.errors import DamagedInputError, Problem
 from megatron.core.process_groups.topology import LogicalLayout, Topology
+from megatron.training.config.manifest import MANIFEST_FILE, Json, as_json, read_manifest, recipe_part
 from megatron.training.config.run import RunConfig
 from megatron.training.observe.fingerprint import RANK_FILES
-
-MANIFEST_FILE = "manifest.json"
-
-Json = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +40,10 @@ class Circumstances:
 
 
 def trajectory_part(config: RunConfig, layout: LogicalLayout, circumstances: Circumstances) -> Json:
-    """What two runs must agree on to be compared. ``config`` is resolved, its vocabulary too.
-
-    The pipes of the pattern say where stages begin, which changes no bit: they are left out.
-    """
-    recipe = config.with_effect("trajectory")
-    pattern = config.model.hybrid_layer_pattern
-    if pattern is not None:
-        recipe["model"]["hybrid_layer_pattern"] = pattern.replace("|", "")
-    seed = recipe["training"].pop("seed")
-    return _as_json(
+    """What two runs must agree on to be compared. ``config`` is resolved, its vocabulary too."""
+    return as_json(
         {
-            "recipe": recipe,
-            "seed": seed,
+            **recipe_part(config),
             "data_digest": circumstances.data_digest,
             "logical_layout": dataclasses.asdict(layout),
             "versions": circumstances.versions,
@@ -75,7 +62,7 @@ def launch_part(
     ``further`` holds what else is worth knowing: machines (GPUs, their links, driver, container), promise, NCCL's
     variables, torch's switches, source digest.
     """
-    return _as_json(
+    return as_json(
         {
             "start_iteration": start_iteration,
             "world_size": topology.world,
@@ -88,57 +75,6 @@ def launch_part(
             **further,
         }
     )
-
-
-def _as_json(value: Any) -> Any:
-    """The value as it will be read back: tuples as lists, keys as text."""
-    return json.loads(json.dumps(value))
-
-
-def differences(left: Any, right: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Leaves that differ between two JSON values, as (dotted path, left, right); ``None`` for one that is missing."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        found = []
-        for key in dict.fromkeys([*left, *right]):
-            found += differences(left.get(key), right.get(key), f"{path}.{key}" if path else key)
-        return found
-    # 1 and 1.0 are one setting written twice; True and 1 are not.
-    same = left == right and isinstance(left, bool) == isinstance(right, bool)
-    return [] if same else [(path, left, right)]
-
-
-def read_manifest(folder: Path) -> Json:
-    """The manifest of a fingerprint folder.
-
-    Raises:
-        DamagedInputError: it is missing or damaged; names the file.
-    """
-    path = folder / MANIFEST_FILE
-    if not path.is_file():
-        raise DamagedInputError(f"{path}: no such file; {folder} is not a fingerprint folder")
-    try:
-        manifest = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DamagedInputError(f"{path} is damaged ({error})") from error
-    parts = (manifest.get("trajectory"), manifest.get("launches")) if isinstance(manifest, dict) else (None, None)
-    if not isinstance(parts[0], dict) or not isinstance(parts[1], list):
-        raise DamagedInputError(f"{path} has no trajectory and no launches")
-    return manifest
-
-
-def folder_problems(folder: Path, trajectory: Json) -> list[Problem]:
-    """Why a run with this trajectory cannot write into the folder; every rank asks for itself before the first writes.
-
-    Raises:
-        DamagedInputError: the folder holds a damaged manifest.
-    """
-    if not (folder / MANIFEST_FILE).exists():
-        return []
-    change = "another --fingerprint-dir, or the settings of the run that is there"
-    return [
-        Problem(f"{path} {now}", f"{then}, as in the run whose fingerprint is in {folder}", change)
-        for path, then, now in differences(read_manifest(folder)["trajectory"], trajectory)
-    ]
 
 
 def prepare_folder(folder: Path, trajectory: Json, launch: Json) -> None:

@@ -6,16 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from megatron.core.config.errors import Problem
-from megatron.core.trace.format import FORMAT, TRACE_FILES, encode_line
-from megatron.training.observe.run_manifest import MANIFEST_FILE, Json, write_json
-
-
-def trace_folder_problems(folder: Path) -> list[Problem]:
-    """Why a trace cannot be written into the folder: each launch gets a folder of its own."""
-    if not (folder / MANIFEST_FILE).exists() and not any(folder.glob(TRACE_FILES)):
-        return []
-    return [Problem(f"--trace-dir {folder}", "a folder that holds no trace yet", "another --trace-dir")]
+from megatron.core.trace.format import FORMAT, encode_line
+from megatron.training.config.manifest import MANIFEST_FILE, Json
+from megatron.training.observe.run_manifest import write_json
 
 
 def write_trace_manifest(folder: Path, manifest: dict[str, Json], trace: Json) -> None:

@@ -20,7 +20,9 @@ from megatron.core.config.errors import (
 )
 from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.cli.parser import parse
+from megatron.training.config.data_sources import require_data_files
 from megatron.training.config.folder_rules import folder_problems
+from megatron.training.config.manifest import used_folder_problems
 from megatron.training.config.resolve import known_logical_layout, resolution_notes, resolve
 from megatron.training.config.resume_rules import (
     find_source,
@@ -52,9 +54,9 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     """Read, resolve and check; changes nothing.
 
     Raises:
-        ConfigError: every problem with flags, launch and environment at once, or every one with the checkpoint that
-            the run would start from.
-        DamagedInputError: that checkpoint is missing, damaged or of another model.
+        ConfigError: every problem with flags, launch, environment and new folders at once, or every one with the
+            checkpoint that the run would start from and the folders it would go on writing into.
+        DamagedInputError: that checkpoint is missing, damaged or of another model, or data files are missing.
     """
     parsed = parse(argv)
     problems = list(parsed.problems)
@@ -78,8 +80,11 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     else:
         require_same_model(config, source)
         problems = resume_problems(config, known_logical_layout(config), source)
+    problems += used_folder_problems(config)
     if problems:
         raise ConfigError(problems)
+    if config.data.given_sources():
+        require_data_files(config.data)
     return StartUp(
         config=config,
         launch=launch,
@@ -105,7 +110,7 @@ def checked_config(argv: Sequence[str]) -> RunConfig:
         local = any(problem.local for problem in error.problems)
         raise SystemExit(refuse(error, rank_or_zero(environment), local=local)) from error
     except DamagedInputError as error:
-        raise SystemExit(refuse(error, rank_or_zero(environment))) from error
+        raise SystemExit(refuse(error, rank_or_zero(environment), local=True)) from error
     export(start.to_export)
     if start.launch.rank == 0:
         for note in start.notes:
@@ -132,13 +137,19 @@ def refuse(error: ConfigError | DamagedInputError, rank: int, *, local: bool = F
 
 def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
     """Run to the end and return the exit code of the process: 0 done, 2 refused, 3 damaged input, 4 stopped by its own
-    watch, 1 a checkpoint that could not be written. Other errors are not caught: Python ends with a traceback and 1."""
+    watch, 1 a checkpoint that could not be written. Other errors are not caught: Python ends with a traceback and 1.
+
+    What stops one rank stops all of them, and the first has the words of the one it comes from. So it speaks at once,
+    and the others only where nothing has ended them meanwhile.
+    """
     rank = rank_or_zero(read_environment())
     try:
         run(config)
     except ConfigError as error:
         return refuse(error, rank, local=True)
     except (DamagedInputError, SaveFailedError, TrainingStoppedError) as error:
+        if rank:
+            time.sleep(WAIT_S)
         print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0

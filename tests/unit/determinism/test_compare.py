@@ -189,3 +189,8 @@ def test_command_is_fast_and_loads_no_torch(plain: Path):
     assert cpu_of_children_s() - before < 2.0
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verdict"] == "same"
+
+
+def test_a_trace_folder_is_told_apart(plain: Path):
+    traced = edited(plain, lambda manifest: manifest.update(trace={"format": 2}))
+    assert "is a trace folder, which trace-compare takes" in compare(traced, plain).verdict

@@ -13,6 +13,7 @@ import pytest
 from megatron.core.trace.format import Event, trace_file
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.trace_compare import trace_compare
+from tests.support.fingerprints import record, write_folder
 from tests.support.traces import Steps, all_gather, op, seen, write_trace
 
 PLAIN = [op("aten.add.Tensor", "1", "2"), op("aten.mul.Tensor", "2", "3"), op("aten.add.Tensor", "3", "4")]
@@ -216,3 +217,8 @@ def test_cost_grows_with_events_not_with_iterations(tmp_path: Path):
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert time.process_time() - started < 60 / 40 * 4, "four times the share, for a busy machine"
     assert grown_mib < 200
+
+
+def test_a_fingerprint_folder_is_told_apart(tmp_path: Path):
+    prints = write_folder(tmp_path, [record(1)])
+    assert "is a fingerprint folder, which compare takes" in trace_compare(prints, prints).verdict

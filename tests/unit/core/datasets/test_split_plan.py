@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megatron.core.datasets.blended import Blend
-from megatron.core.datasets.split_plan import Absent, SplitPlan, plan_split, sources_needed
+from megatron.core.datasets.split_plan import Absent, SplitPlan, plan_split
 
 
 class Lengths:
@@ -81,8 +80,3 @@ def test_absent(sources, options, reason, chosen):
 def test_a_few_tokens_are_enough_for_any_number_of_samples():
     plan = _plan([Lengths("a", [1])], size=3)
     assert plan.members[0].samples.num_epochs == 13
-
-
-def test_each_source_is_opened_once():
-    blends = (Blend(prefixes=("a", "b", "a"), weights=None), None, Blend(prefixes=("b", "c"), weights=(1.0, 2.0)))
-    assert sources_needed(blends) == ("a", "b", "c")

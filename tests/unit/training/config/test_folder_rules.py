@@ -53,6 +53,15 @@ def test_it_is_said_before_torch_is_loaded(flag: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("flag", ["--tokenizer-model", "--vocab-file", "--merge-file"])
+def test_a_tokenizer_file_that_is_not_there(flag: str, tmp_path: Path) -> None:
+    (problem,) = folder_problems(given(flag, f"{tmp_path}/t"))
+    assert problem.given == f"{flag} {tmp_path}/t, which is not there"
+    assert problem.local
+    (tmp_path / "t").write_text("x")
+    assert folder_problems(given(flag, f"{tmp_path}/t")) == []
+
+
 def test_folders_there_or_not_yet_are_taken(tmp_path: Path) -> None:
     flags = ["--run-dir", str(tmp_path), "--fingerprint-dir", str(tmp_path / "a" / "b"), "--load", str(tmp_path / "c")]
     assert folder_problems(given(*flags)) == []

@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from megatron.core.config.errors import DamagedInputError
+from megatron.training.config.manifest import differences, folder_problems, read_manifest
 from megatron.training.config.resolve import logical_layout
 from megatron.training.observe.fingerprint import rank_file
-from megatron.training.observe.run_manifest import (
-    differences,
-    folder_problems,
-    prepare_folder,
-    read_manifest,
-    trajectory_part,
-)
+from megatron.training.observe.run_manifest import prepare_folder, trajectory_part
 from tests.support.fingerprints import CIRCUMSTANCES, manifest_parts, record, write_folder
 from tests.support.settings import effective
 

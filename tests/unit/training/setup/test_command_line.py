@@ -115,6 +115,24 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
         ending(ZeroDivisionError())
 
 
+def test_what_stops_all_ranks_is_said_by_the_first_while_the_others_wait(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    waited: list[float] = []
+    monkeypatch.setattr(command_line.time, "sleep", waited.append)
+
+    def stopping(_: RunConfig) -> None:
+        raise DamagedInputError("x.distcp: not its SHA-256")
+
+    for rank, waits in (("0", []), ("1", [command_line.WAIT_S])):
+        for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}.items():
+            monkeypatch.setenv(name, value)
+        waited.clear()
+        assert exit_code_of(stopping, RunConfig()) == 3
+        assert waited == waits
+        assert capsys.readouterr().err == f"error on rank {rank}: x.distcp: not its SHA-256\n"
+
+
 def test_what_is_wrong_on_one_machine_only_is_said_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,0 +1,128 @@
+"""``manifest.json`` of fingerprint and trace folders as it is read back, and whether a run may write beside it.
+
+What comparable runs agree on is its *trajectory* part; ``observe/run_manifest.py`` makes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from megatron.core.config.errors import DamagedInputError, Problem
+from megatron.core.trace.format import TRACE_FILES
+from megatron.training.config.resolve import known_logical_layout
+from megatron.training.config.run import RunConfig
+
+MANIFEST_FILE = "manifest.json"
+
+Json = dict[str, Any]
+
+_AFTER_TOKENIZER = ("recipe.tokenizer.padded_vocab_size", "logical_layout.padded_vocab_size")
+"""Not known before the tokenizer is read, of some types."""
+
+
+def recipe_part(config: RunConfig) -> Json:
+    """The settings of a resolved configuration that change numbers, and the seed beside them.
+
+    The pipes of the pattern say where stages begin, which changes no bit: they are left out.
+    """
+    recipe = config.with_effect("trajectory")
+    pattern = config.model.hybrid_layer_pattern
+    if pattern is not None:
+        recipe["model"]["hybrid_layer_pattern"] = pattern.replace("|", "")
+    seed = recipe["training"].pop("seed")
+    return {"recipe": recipe, "seed": seed}
+
+
+def as_json(value: Any) -> Any:
+    """The value as it will be read back: tuples as lists, keys as text."""
+    return json.loads(json.dumps(value))
+
+
+def differences(left: Any, right: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Leaves that differ between two JSON values, as (dotted path, left, right); ``None`` for one that is missing."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        found = []
+        for key in dict.fromkeys([*left, *right]):
+            found += differences(left.get(key), right.get(key), f"{path}.{key}" if path else key)
+        return found
+    # 1 and 1.0 are one setting written twice; True and 1 are not.
+    same = left == right and isinstance(left, bool) == isinstance(right, bool)
+    return [] if same else [(path, left, right)]
+
+
+def read_manifest(folder: Path) -> Json:
+    """The manifest of a fingerprint or trace folder.
+
+    Raises:
+        DamagedInputError: it is missing or damaged; names the file, and the folder that may be meant.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise DamagedInputError(f"{path}: no such file; {_meant(folder)}")
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedInputError(f"{path} is damaged ({error})") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("trajectory"), dict):
+        raise DamagedInputError(f"{path} is damaged (it has no trajectory)")
+    if not isinstance(manifest.get("launches"), list):
+        raise DamagedInputError(f"{path} has no launches, as in a --run-dir; {_meant(folder)}")
+    return manifest
+
+
+def _meant(folder: Path) -> str:
+    """Which folder to name in place of one without fingerprints and without a trace."""
+    near = sorted({str(path.parent) for path in folder.glob(f"*/{MANIFEST_FILE}")})
+    if near:
+        return f"did you mean {' or '.join(near[:3])}?"
+    return "name what a run had as --fingerprint-dir (for compare) or --trace-dir (for trace-compare)"
+
+
+def folder_problems(folder: Path, trajectory: Json) -> list[Problem]:
+    """Why a run with this trajectory cannot write its fingerprint into the folder; every rank asks for itself before
+    the first writes.
+
+    Raises:
+        DamagedInputError: the folder holds a damaged manifest.
+    """
+    if not (folder / MANIFEST_FILE).exists():
+        return []
+    return _unlike(folder, differences(read_manifest(folder)["trajectory"], trajectory))
+
+
+def _unlike(folder: Path, found: list[tuple[str, Any, Any]]) -> list[Problem]:
+    change = "another --fingerprint-dir, or the settings of the run that is there"
+    return [
+        Problem(f"{path} {now}", f"{then}, as in the run whose fingerprint is in {folder}", change, local=True)
+        for path, then, now in found
+    ]
+
+
+def trace_folder_problems(folder: Path) -> list[Problem]:
+    """Why a trace cannot be written into the folder: each launch gets a folder of its own."""
+    if not (folder / MANIFEST_FILE).exists() and not any(folder.glob(TRACE_FILES)):
+        return []
+    return [Problem(f"--trace-dir {folder}", "a folder that holds no trace yet", "another --trace-dir", local=True)]
+
+
+def used_folder_problems(config: RunConfig) -> list[Problem]:
+    """Why a run with these resolved settings cannot write into its fingerprint and trace folders, as far as that is
+    known before torch is loaded: recipe, seed and logical layout. ``folder_problems`` compares the rest.
+
+    Raises:
+        DamagedInputError: a folder holds a damaged manifest.
+    """
+    trace, prints = config.trace.trace_dir, config.fingerprint.fingerprint_dir
+    problems = [] if trace is None else trace_folder_problems(Path(trace))
+    # With this flag the checkpoint's settings of the schedule are those of the run.
+    if prints is None or config.checkpoint.use_checkpoint_opt_param_scheduler:
+        return problems
+    folder = Path(prints)
+    if (folder / MANIFEST_FILE).exists():
+        mine = as_json({**recipe_part(config), "logical_layout": known_logical_layout(config)})
+        stored = read_manifest(folder)["trajectory"]
+        found = differences({name: stored.get(name) for name in mine}, mine)
+        problems += _unlike(folder, [d for d in found if d[0] not in _AFTER_TOKENIZER or d[2] is not None])
+    return problems
