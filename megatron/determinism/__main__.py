@@ -28,14 +28,30 @@ from megatron.determinism.compare import compare
 from megatron.determinism.trace_commands import COMMANDS, TAKE_LAUNCH, add_trace_commands, run_trace_command
 from megatron.determinism.verify import default_folder, output_folder, verify
 
+EXIT_CODES = {
+    "compare": "0 identical on all common iterations, 1 different, 2 not comparable, 3 a file is missing or damaged",
+    "verify": "0 all legs are identical, 1 different, 2 not comparable, 3 a leg failed",
+    "trace-compare": "0 no difference, 1 different, 2 not comparable, 3 a file is missing or damaged",
+    "bisect": "0 the runs agree, 1 they differ: operation, module, iteration and ranks are named, 2 not comparable, "
+    "3 a leg failed",
+    "validate": "0 the patched runs agree where the original pair differs, 1 they differ too, 2 the original pair "
+    "agrees, which proves nothing, 3 a leg failed",
+    "replay": "0 the replay is faithful, 1 it is not, 2 it cannot be made, 3 a file is missing or damaged, or a leg "
+    "failed",
+    "tax": "0 measured, 1 the interval's upper end is over --max-tax, or it is wider, 2 refused, 3 a leg failed",
+    "checkpoint": "verify: 0 every digest is right, 1 damaged files and tensors are named, 3 not a checkpoint; "
+    "diff: 0 the same content, 1 it differs, 2 different models, 3 not a checkpoint",
+    "kernels": "0 complete, 1 faults are named",
+}
+"""What each command's exit codes mean; 2 is also wrong usage."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line; the words behind ``--`` are not part of it."""
     parser = argparse.ArgumentParser(
         prog="megatron-determinism",
         description="Compare runs bit by bit.",
-        epilog="Exit codes: 0 same (tax: measured), 1 different (tax: over --max-tax), "
-        "2 not comparable or wrong usage, 3 damaged, missing or failed.",
+        epilog="Exit code 2 is also wrong usage; each command's --help says what its codes mean.",
         allow_abbrev=False,
     )
     names = "{compare,verify,trace-compare,bisect,validate,replay,tax,checkpoint,kernels}"
@@ -71,6 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     checkpoint.add_argument("action", choices=("verify", "diff"))
     checkpoint.add_argument("folders", type=Path, nargs="+", help="iter_0000004, or a folder of such folders")
     checkpoint.add_argument("--json", action="store_true", help="print one JSON object")
+    for name, command in commands.choices.items():
+        command.epilog = f"Exit codes: {EXIT_CODES[name]}."
     return parser
 
 

@@ -97,8 +97,8 @@ def test_position_on_a_late_schedule_survives_a_second_resume(saved: Path, tmp_p
 def test_conflicting_schedule_is_refused_before_anything_is_read(saved: Path) -> None:
     (ended,) = run_legs(1, f"{QUICK} --load {saved} {LOWER}")
     assert ended.code == 2
-    assert "max_lr 0.005" in ended.error
-    assert "max_lr 0.01, as in" in ended.error
+    assert "another schedule: --lr: 0.005" in ended.error
+    assert "that of" in ended.error and ": --lr: 0.01" in ended.error
 
 
 def test_stored_schedule_is_the_whole_one(saved: Path) -> None:
@@ -155,7 +155,8 @@ def test_changed_settings_are_announced_and_recorded(saved: Path, tmp_path: Path
 def test_another_model_is_3_and_names_the_setting(saved: Path) -> None:
     (ended,) = run_legs(1, f"{QUICK} --load {saved} --kv-channels 16")
     assert ended.code == 3
-    assert "another model: kv_channels is 8 there and 16 here" in ended.error
+    assert "another model: kv_channels is 8 there and 16 here (--kv-channels)" in ended.error
+    assert "give the checkpoint's values, or change --load" in ended.error
 
 
 def test_saves_once_where_interval_and_exit_meet_and_keeps_what_it_should(tmp_path: Path) -> None:

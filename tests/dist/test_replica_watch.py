@@ -69,8 +69,8 @@ def test_replicas_that_agree_go_on(four_ranks: list[list[list[str]]]) -> None:
 @pytest.mark.parametrize(
     ("case", "found"),
     [
-        (1, f"iteration 2: replicas have drifted apart: rank 2 (weights of {NORM}, shard 0)."),
-        (3, f"iteration 2: replicas have drifted apart: rank 0 (main_params of {NORM}, shard 0)."),
+        (1, f"iteration 2: replicas have drifted apart: rank 2 (weights of {NORM}, shard 0);"),
+        (3, f"iteration 2: replicas have drifted apart: rank 0 (main_params of {NORM}, shard 0);"),
     ],
 )
 def test_a_replica_that_drifts_stops_every_rank_and_is_named(

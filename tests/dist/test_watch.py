@@ -67,6 +67,7 @@ def test_every_rank_stops_and_nothing_moved(name: str) -> None:
     message = messages.pop()
     assert "iteration 2" in message
     assert "rank 1" in message or name == "TP2"
+    assert all(way_out in message for way_out in ("--load", "--lr", "--trace-iterations 2"))
     assert all(unmoved and steps == 0 for _, unmoved, steps, _ in ranks)
     assert len({tuple(numbers) for *_, numbers in ranks}) == 1
 

@@ -112,6 +112,14 @@ def _shortened(items: Sequence[str], shown: int) -> str:
     return ", ".join(distinct[:shown]) + more
 
 
+def after_not_finite(iteration: int) -> str:
+    """What a stop leaves and what to do about it, in words."""
+    return (
+        "weights and optimizer state are those of the iteration before; go on from the last checkpoint (--load) with a "
+        f"smaller --lr or --clip-grad, or add --trace-dir DIR --trace-iterations {iteration} to see where it begins"
+    )
+
+
 def stop_not_finite(buffers: Sequence[FlatBuffer], groups: ProcessGroups, iteration: int) -> None:
     """Find out together where the gradient went wrong, and raise the same error on every rank.
 
@@ -129,6 +137,6 @@ def stop_not_finite(buffers: Sequence[FlatBuffer], groups: ProcessGroups, iterat
     where = origins or [(rank, f.owned) for rank, f in enumerate(seen) if f.owned]
     ranks = [f"rank {rank} ({_shortened(names, _NAMES_SHOWN)})" for rank, names in where]
     raise TrainingStoppedError(
-        f"iteration {iteration}: the gradient is not finite; {what}{_shortened(ranks, _RANKS_SHOWN)}. "
-        "Weights and optimizer state are those of the iteration before."
+        f"iteration {iteration}: the gradient is not finite; {what}{_shortened(ranks, _RANKS_SHOWN)}; "
+        f"{after_not_finite(iteration)}"
     )

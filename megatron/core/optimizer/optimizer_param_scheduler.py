@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.optimizer import OptimizerConfig, SchedulerConfig
 
 
@@ -31,77 +29,45 @@ class Schedule:
     wd_incr_samples: int
 
 
-def plan_schedule(
-    scheduler: SchedulerConfig,
-    optimizer: OptimizerConfig,
-    *,
-    global_batch_size: int,
-    train_iters: int | None = None,
-    train_samples: int | None = None,
-) -> Schedule:
-    """Turn settings counted in iterations, samples or fractions into samples.
+SCHEDULE_FLAGS = {
+    "max_lr": "--lr",
+    "min_lr": "--min-lr",
+    "warmup_init": "--lr-warmup-init",
+    "warmup_samples": "--lr-warmup-iters, --lr-warmup-samples or --lr-warmup-fraction",
+    "decay_style": "--lr-decay-style",
+    "decay_samples": "--lr-decay-iters or --lr-decay-samples (not given: the length of training)",
+    "wsd_decay_style": "--lr-wsd-decay-style",
+    "wsd_decay_samples": "--lr-wsd-decay-iters or --lr-wsd-decay-samples",
+    "start_wd": "--weight-decay or --start-weight-decay",
+    "end_wd": "--weight-decay or --end-weight-decay",
+    "wd_incr_style": "--weight-decay-incr-style",
+    "wd_incr_samples": "--train-iters or --train-samples",
+}
+"""What decides each number of a schedule on the command line; those in samples count iterations times the batch."""
 
-    A run counted in iterations (``train_iters``) uses the ``*_iters`` settings times the global batch size, one
-    counted in samples the ``*_samples`` settings.
 
-    Raises:
-        ConfigError: no learning rate or no length, a warm-up that is not shorter than the decay, WSD without its
-            last phase, or a weight decay that changes without both ends. All problems at once.
+def plan_schedule(scheduler: SchedulerConfig, optimizer: OptimizerConfig, *, train_samples: int) -> Schedule:
+    """The schedule of a run of ``train_samples`` samples; of the settings only lengths in samples are read.
+
+    What the settings contradict each other in was refused before (``training/config/training_rules.py``).
     """
-    if train_samples is not None:
-        total = train_samples
-        decay = total if scheduler.lr_decay_samples is None else scheduler.lr_decay_samples
-        warmup: float = scheduler.lr_warmup_samples
-        wsd = scheduler.lr_wsd_decay_samples
-    else:
-        total = (train_iters or 0) * global_batch_size
-        decay = total if scheduler.lr_decay_iters is None else scheduler.lr_decay_iters * global_batch_size
-        warmup = scheduler.lr_warmup_iters * global_batch_size
-        wsd = None if scheduler.lr_wsd_decay_iters is None else scheduler.lr_wsd_decay_iters * global_batch_size
-    if scheduler.lr_warmup_fraction is not None:
-        warmup = scheduler.lr_warmup_fraction * decay
+    decay = train_samples if scheduler.lr_decay_samples is None else scheduler.lr_decay_samples
+    fraction = scheduler.lr_warmup_fraction
     start_wd, end_wd = scheduler.start_weight_decay, scheduler.end_weight_decay
-    changes = scheduler.weight_decay_incr_style != "constant"
-    problems = _problems(scheduler, optimizer, decay, warmup, wsd)
-    if (changes and None in (start_wd, end_wd)) or (not changes and (start_wd, end_wd) != (None, None)):
-        given = f"--weight-decay-incr-style {scheduler.weight_decay_incr_style}, start {start_wd}, end {end_wd}"
-        rule = "linear or cosine with --start-weight-decay and --end-weight-decay, constant with neither"
-        problems.append(Problem(given, rule, "--weight-decay-incr-style or the two ends"))
-    if problems or optimizer.lr is None:
-        raise ConfigError(problems)
     return Schedule(
         max_lr=optimizer.lr,
         min_lr=optimizer.min_lr,
         warmup_init=scheduler.lr_warmup_init,
-        warmup_samples=warmup,
+        warmup_samples=scheduler.lr_warmup_samples if fraction is None else fraction * decay,
         decay_style=scheduler.lr_decay_style,
         decay_samples=decay,
         wsd_decay_style=scheduler.lr_wsd_decay_style,
-        wsd_decay_samples=wsd or 0,
+        wsd_decay_samples=scheduler.lr_wsd_decay_samples or 0,
         start_wd=optimizer.weight_decay if start_wd is None else start_wd,
         end_wd=optimizer.weight_decay if end_wd is None else end_wd,
         wd_incr_style=scheduler.weight_decay_incr_style,
-        wd_incr_samples=total,
+        wd_incr_samples=train_samples,
     )
-
-
-def _problems(
-    scheduler: SchedulerConfig, optimizer: OptimizerConfig, decay: int, warmup: float, wsd: int | None
-) -> list[Problem]:
-    problems = []
-    if optimizer.lr is None or not optimizer.min_lr <= optimizer.lr or optimizer.min_lr < 0:
-        given = f"--lr {optimizer.lr}, --min-lr {optimizer.min_lr}"
-        problems.append(Problem(given, "0 <= min-lr <= lr", "--lr or --min-lr"))
-    if optimizer.lr is not None and scheduler.lr_warmup_init > optimizer.lr:
-        given = f"--lr-warmup-init {scheduler.lr_warmup_init}, --lr {optimizer.lr}"
-        problems.append(Problem(given, "warm-up to start at or below --lr", "--lr-warmup-init"))
-    if decay < 1 or not 0 <= warmup < decay:
-        given = f"a warm-up of {warmup} samples and a decay that ends at {decay} samples"
-        problems.append(Problem(given, "0 <= warm-up < decay", "the --lr-warmup-... or --lr-decay-... flag"))
-    if scheduler.lr_decay_style == "WSD" and not wsd:
-        rule = "WSD to have a last phase"
-        problems.append(Problem("--lr-decay-style WSD alone", rule, "--lr-wsd-decay-iters or --lr-wsd-decay-samples"))
-    return problems
 
 
 def learning_rate(schedule: Schedule, num_samples: int) -> float:
@@ -150,48 +116,3 @@ def weight_decay(schedule: Schedule, num_samples: int) -> float:
     ratio = num_samples / schedule.wd_incr_samples
     coefficient = ratio if schedule.wd_incr_style == "linear" else 0.5 * (math.cos(math.pi * (1.0 - ratio)) + 1.0)
     return schedule.start_wd + coefficient * (schedule.end_wd - schedule.start_wd)
-
-
-class OptimizerParamScheduler:
-    """A schedule and the position on it; ``num_steps`` counts samples, as Megatron's does.
-
-    Use ``lr`` and ``weight_decay`` for the step, then ``step(samples)`` if the step was taken; a skipped one adds 0.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.num_steps = 0
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the next step."""
-        return learning_rate(self.schedule, self.num_steps)
-
-    @property
-    def weight_decay(self) -> float:
-        """Weight decay of the next step."""
-        return weight_decay(self.schedule, self.num_steps)
-
-    def step(self, increment: int) -> None:
-        """Count the samples of a step that was taken."""
-        self.num_steps += increment
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the curves depend on and the position."""
-        return {**asdict(self.schedule), "num_steps": self.num_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the position of a run with the same schedule.
-
-        Raises:
-            ConfigError: the stored schedule is another one; names every value that differs.
-        """
-        mine = asdict(self.schedule)
-        problems = [
-            Problem(f"{name} {value!r}", f"{name} {state.get(name)!r}, as stored", f"the flag behind {name}")
-            for name, value in mine.items()
-            if state.get(name) != value
-        ]
-        if problems:
-            raise ConfigError(problems)
-        self.num_steps = int(state["num_steps"])

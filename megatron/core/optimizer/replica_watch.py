@@ -60,8 +60,8 @@ def stop_on_drift(optimizer: Optimizer, groups: ProcessGroups, iteration: int) -
         for rank, names in by_rank.items()
     ]
     raise TrainingStoppedError(
-        f"iteration {iteration}: replicas have drifted apart: {', '.join(ranks)}. The step was not "
-        "taken; the last checkpoint is intact."
+        f"iteration {iteration}: replicas have drifted apart: {', '.join(ranks)}; the step was not "
+        "taken and the last checkpoint is intact: test the machines (examples/fleet_health.sh) and go on from it"
     )
 
 

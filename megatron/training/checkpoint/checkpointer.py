@@ -31,7 +31,7 @@ from megatron.training.checkpoint.content import (
 from megatron.training.checkpoint.position import Position
 from megatron.training.checkpoint.restore import Start, put_back_generators, restore
 from megatron.training.config.manifest import differences
-from megatron.training.config.resume_rules import find_source
+from megatron.training.config.resume_rules import find_source, saying_what_to_change
 from megatron.training.config.run import RunConfig
 from megatron.training.setup.seeds import generator_states
 
@@ -101,14 +101,15 @@ class Checkpointer:
         source = find_source(self._settings) if self._group is not None else None
         if source is not None and self._group is not None:
             started = time.monotonic()
-            self._start = restore(
-                source,
-                self._config,
-                optimizer=self._optimizer,
-                chunks=self._chunks,
-                groups=self._groups,
-                group=self._group,
-            )
+            with saying_what_to_change(self._settings):
+                self._start = restore(
+                    source,
+                    self._config,
+                    optimizer=self._optimizer,
+                    chunks=self._chunks,
+                    groups=self._groups,
+                    group=self._group,
+                )
             self._say(f"loading and proving the checkpoint took {time.monotonic() - started:.2f} s")
             here = self._settings.save is not None and source.folder.parent.samefile(self._settings.save)
             self._saved_at = self._start.position.iteration if here else None

@@ -81,17 +81,19 @@ def _expert_problems(config: RunConfig, pattern: HybridPattern) -> Iterator[Prob
         yield Problem(f"{flag} {ep} without experts", "--num-experts", f"add --num-experts, or leave out {flag}")
     if not pattern.count(MOE):
         return
+    tp = parallel.tensor_model_parallel_size
+    # Experts are cut like everything else unless they are told otherwise.
+    flag = _TP if etp == tp else "--expert-tensor-parallel-size"
     if model.moe_ffn_hidden_size is not None:
-        flag = "--expert-tensor-parallel-size"
         width = "--moe-ffn-hidden-size"
-        yield from _divides(etp, flag, model.moe_ffn_hidden_size, width, width)
+        change = width if etp != tp else f"{width}, --expert-tensor-parallel-size"
+        yield from _divides(etp, flag, model.moe_ffn_hidden_size, width, change)
     if model.add_bias_linear and etp > 1:
         yield Problem(
-            f"experts with biases (the default) and --expert-tensor-parallel-size {etp}",
+            f"experts with biases (the default) and {flag} {etp}",
             "experts without biases, or whole experts on each rank",
             "add --disable-bias-linear, or --expert-tensor-parallel-size 1",
         )
-    tp = parallel.tensor_model_parallel_size
     if tp > 1 and not parallel.sequence_parallel:
         yield Problem(
             f"E layers in the pattern with {_TP} {tp} and no --sequence-parallel",
@@ -116,7 +118,7 @@ def _global_balance_problems(config: RunConfig, world_size: int) -> Iterator[Pro
 def _sequence_problems(config: RunConfig, pattern: HybridPattern | None) -> Iterator[Problem]:
     tp, length = config.parallel.tensor_model_parallel_size, config.model.seq_length
     if config.parallel.sequence_parallel and length is not None:
-        yield from _divides(tp, f"--sequence-parallel and {_TP}", length, "--seq-length", "--seq-length")
+        yield from _divides(tp, f"--sequence-parallel, {_TP}", length, "--seq-length", "--seq-length")
 
 
 def _logical_problems(config: RunConfig, world_size: int) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ from megatron.core.config.transformer import TransformerConfig
 from megatron.core.datasets.batch_sizes import BatchSizes, parse_schedule, ramp_up
 from megatron.core.datasets.splits import DEFAULT_SPLIT
 from megatron.core.models.hybrid.hybrid_layer_allocation import HybridPattern, parse_pattern, pattern_problems
+from megatron.core.optimizer.optimizer_param_scheduler import Schedule, plan_schedule
 from megatron.core.process_groups.topology import LogicalLayout, Topology, default_block, plan_topology
 from megatron.core.tokenizers.byte import ByteTokenizer
 from megatron.core.tokenizers.tiktoken import DEFAULT_VOCAB_SIZE
@@ -82,6 +83,12 @@ def vocabulary_without_files(config: TokenizerConfig) -> int | None:
     if config.tokenizer_type == "TikTokenizer":
         return config.vocab_size or DEFAULT_VOCAB_SIZE
     return None
+
+
+def schedule_of(config: RunConfig) -> Schedule:
+    """Learning rate and weight decay of a resolved and validated configuration."""
+    samples = _known(config.training.train_samples, "--train-samples")
+    return plan_schedule(config.scheduler, config.optimizer, train_samples=samples)
 
 
 def topology_of(config: RunConfig, world_size: int) -> Topology:

@@ -7,17 +7,19 @@ every other setting is the command line's, and a change is announced and recorde
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import DamagedInputError, Problem
+from megatron.core.config.fields import flags_of
 from megatron.core.dist_checkpointing.facts import Facts, read_facts
 from megatron.core.dist_checkpointing.folder import MARKER_FILE, find_checkpoint
-from megatron.core.optimizer.optimizer_param_scheduler import Schedule, plan_schedule
+from megatron.core.optimizer.optimizer_param_scheduler import SCHEDULE_FLAGS
 from megatron.training.config.checkpoint import CheckpointConfig
-from megatron.training.config.resolve import data_parallel_size
+from megatron.training.config.resolve import data_parallel_size, schedule_of
 from megatron.training.config.run import RunConfig
 
 MODEL_MAY_CHANGE = frozenset(
@@ -69,6 +71,18 @@ class Source:
     weights_only: bool
 
 
+@contextlib.contextmanager
+def saying_what_to_change(config: CheckpointConfig) -> Iterator[None]:
+    """What is wrong with the checkpoint to load is said with the flags that choose another."""
+    try:
+        yield
+    except DamagedInputError as error:
+        flags = {"--load": config.load, "--pretrained-checkpoint": config.pretrained_checkpoint}
+        change = " or ".join(flag for flag, value in flags.items() if value is not None)
+        choose = "" if config.load is None else ", or choose an iteration with --ckpt-step"
+        raise DamagedInputError(f"{error}; change {change}{choose}") from error
+
+
 def find_source(config: CheckpointConfig) -> Source | None:
     """The checkpoint that the settings name; ``None`` for a start from the seed.
 
@@ -76,25 +90,19 @@ def find_source(config: CheckpointConfig) -> Source | None:
         DamagedInputError: the named one is missing, incomplete or damaged, or ``--exit-on-missing-checkpoint`` is
             given and there is none.
     """
-    folder = None if config.load is None else _checkpoint_to_load(Path(config.load), config.ckpt_step)
-    weights_only = config.finetune
-    if folder is None and config.pretrained_checkpoint is not None:
-        folder, weights_only = find_checkpoint(Path(config.pretrained_checkpoint)), True
+    with saying_what_to_change(config):
+        folder = None if config.load is None else find_checkpoint(Path(config.load), config.ckpt_step)
+        weights_only = config.finetune
+        if folder is None and config.pretrained_checkpoint is not None:
+            folder, weights_only = find_checkpoint(Path(config.pretrained_checkpoint)), True
+            if folder is None:
+                raise DamagedInputError(f"{Path(config.pretrained_checkpoint) / MARKER_FILE}: no such file")
         if folder is None:
-            raise DamagedInputError(f"{Path(config.pretrained_checkpoint) / MARKER_FILE}: no such file")
-    if folder is None:
-        if config.exit_on_missing_checkpoint and config.load is not None:
-            marker = Path(config.load) / MARKER_FILE
-            raise DamagedInputError(f"{marker}: no such file, and --exit-on-missing-checkpoint is given")
-        return None
-    return Source(folder=folder, facts=read_facts(folder), weights_only=weights_only)
-
-
-def _checkpoint_to_load(root: Path, iteration: int | None) -> Path | None:
-    try:
-        return find_checkpoint(root, iteration)
-    except DamagedInputError as error:
-        raise DamagedInputError(f"{error}; change --load, or choose an iteration with --ckpt-step") from error
+            if config.exit_on_missing_checkpoint and config.load is not None:
+                marker = Path(config.load) / MARKER_FILE
+                raise DamagedInputError(f"{marker}: no such file, and --exit-on-missing-checkpoint is given")
+            return None
+        return Source(folder=folder, facts=read_facts(folder), weights_only=weights_only)
 
 
 def require_nothing_to_load(config: CheckpointConfig) -> list[str]:
@@ -152,6 +160,7 @@ def require_same_model(config: RunConfig, source: Source) -> None:
     """
     stored = source.facts["trajectory"].get("recipe", {}).get("model", {})
     mine = config.with_effect("trajectory")["model"]
+    flags = {flag.name: f" ({flag.spellings[0]})" for flag in flags_of(type(config.model))}
     wrong = []
     for name, value in mine.items():
         if name in MODEL_MAY_CHANGE or name not in stored:
@@ -160,9 +169,12 @@ def require_same_model(config: RunConfig, source: Source) -> None:
         if name == "hybrid_layer_pattern":
             value, theirs = (text.replace("|", "") if text else text for text in (value, theirs))
         if value != theirs:
-            wrong.append(f"{name} is {theirs!r} there and {value!r} here")
+            wrong.append(f"{name} is {theirs!r} there and {value!r} here{flags.get(name, '')}")
     if wrong:
-        raise DamagedInputError(f"{source.folder} is a checkpoint of another model: {'; '.join(wrong)}")
+        raise DamagedInputError(
+            f"{source.folder} is a checkpoint of another model: {'; '.join(wrong)}; give the checkpoint's values, or "
+            "change --load"
+        )
 
 
 def resume_problems(config: RunConfig, layout: Mapping[str, Any], source: Source) -> list[Problem]:
@@ -233,21 +245,13 @@ def _schedule_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
     mine, stored = dataclasses.asdict(schedule_of(config)), source.facts["schedule"]
     different = [name for name in mine if mine[name] != stored.get(name)]
     if different:
-        here = ", ".join(f"{name} {mine[name]!r}" for name in different)
-        there = ", ".join(f"{name} {stored.get(name)!r}" for name in different)
         yield Problem(
-            f"a schedule with {here}",
-            f"{there}, as in {source.folder}",
-            "the flags of the schedule (--train-iters sets the length of a decay that is not given), or "
-            "--use-checkpoint-opt-param-scheduler, or --override-opt-param-scheduler",
+            "another schedule: " + "; ".join(_number(name, mine[name]) for name in different),
+            f"that of {source.folder}: " + "; ".join(_number(name, stored.get(name)) for name in different),
+            "these flags, or add --use-checkpoint-opt-param-scheduler or --override-opt-param-scheduler",
         )
 
 
-def schedule_of(config: RunConfig) -> Schedule:
-    """The schedule of a resolved configuration."""
-    return plan_schedule(
-        config.scheduler,
-        config.optimizer,
-        global_batch_size=config.training.global_batch_size,
-        train_samples=config.training.train_samples,
-    )
+def _number(name: str, value: object) -> str:
+    """A number of a schedule with the flags it comes from."""
+    return f"{SCHEDULE_FLAGS[name]}: {value}{' samples' * name.endswith('_samples')}"

@@ -18,7 +18,6 @@ from megatron.core.models.hybrid.hybrid_model import build_hybrid_chunks
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import OpTable, build_table
 from megatron.core.optimizer.distrib_optimizer import Optimizer
-from megatron.core.optimizer.optimizer_param_scheduler import plan_schedule
 from megatron.core.process_groups.collectives import gather_objects
 from megatron.core.process_groups.groups import Placement, ProcessGroups, create_process_groups, gather_nodes
 from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, OrderedSums
@@ -32,6 +31,7 @@ from megatron.training.config.resolve import (
     logical_layout,
     pattern_of,
     resolve_vocabulary,
+    schedule_of,
     topology_of,
 )
 from megatron.training.config.run import RunConfig
@@ -257,12 +257,6 @@ def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContex
     optimizer = Optimizer(
         ddp.buffers, config.optimizer, groups=groups, ops=context.ops, seed=training.seed, gather=ddp.gather_weights
     )
-    schedule = plan_schedule(
-        config.scheduler,
-        config.optimizer,
-        global_batch_size=training.global_batch_size,
-        train_samples=training.train_samples,
-    )
     shape = StepShape(
         shards=context.layout.shards_of(groups.dp.rank, groups.dp.size),
         batch_sizes=known_batch_sizes(config),
@@ -278,4 +272,4 @@ def _train_step(config: RunConfig, chunks: Sequence[Stage], context: ModelContex
         watch_replicas=training.check_weight_hash_across_dp_replicas_interval,
         overlap_p2p=config.parallel.overlap_p2p_communication,
     )
-    return TrainStep(chunks, ddp, optimizer, schedule, groups, shape)
+    return TrainStep(chunks, ddp, optimizer, schedule_of(config), groups, shape)

@@ -10,6 +10,7 @@ import torch
 
 from megatron.core.config.errors import TrainingStoppedError
 from megatron.core.contracts.batch import StageReport
+from megatron.core.optimizer.clip_grads import after_not_finite
 from megatron.core.process_groups.collectives import all_gather
 from megatron.core.process_groups.groups import ProcessGroups
 
@@ -122,5 +123,5 @@ def _require_finite(loss_sum: float, shard: int, index: int, groups: ProcessGrou
     rank = topology.rank(tp=0, dp=shard % topology.dp, pp=topology.pp - 1)
     raise TrainingStoppedError(
         f"iteration {iteration}: the loss of logical shard {shard}, micro-batch {index} is {loss_sum} (rank {rank}); "
-        "weights and optimizer state are those of the iteration before"
+        f"{after_not_finite(iteration)}"
     )

@@ -199,7 +199,8 @@ class FingerprintFile:
         if different:
             fields = "; ".join(f"{name}: {old} then, {new} now" for name, (old, new) in different.items())
             raise TrainingStoppedError(
-                f"iteration {line['iteration']} of this run is not what {self.path} says of it: {fields}"
+                f"iteration {line['iteration']} of this run is not what {self.path} says of it: {fields}; "
+                "megatron-determinism bisect finds the operation, another --fingerprint-dir lets the run go on"
             )
 
     def close(self) -> None:

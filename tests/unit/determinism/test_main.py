@@ -34,6 +34,13 @@ def test_checkpoint_of_nothing_is_3(tmp_path: Path, capfd: pytest.CaptureFixture
     assert json.loads(capfd.readouterr().out)["verdict"] == "damaged"
 
 
+@pytest.mark.parametrize("name", command.EXIT_CODES)
+def test_help_of_each_command_says_what_its_codes_mean(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        command.run([name, "--help"])
+    assert f"Exit codes: {command.EXIT_CODES[name]}." in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -135,8 +135,8 @@ SCHEDULE = ("--min-lr", "1e-4")
 def test_another_schedule_shows_both_unless_one_is_chosen(tmp_path: Path) -> None:
     write(tmp_path)
     (text,) = problems(tmp_path, *SCHEDULE)
-    assert "min_lr 0.0001" in text
-    assert "min_lr 0.0, as in" in text
+    assert "another schedule: --min-lr: 0.0001" in text
+    assert f"that of {tmp_path / 'iter_0000004'}: --min-lr: 0.0" in text
     for flag in ("--override-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler"):
         assert problems(tmp_path, *SCHEDULE, flag) == []
     for flag in ("--no-load-optim", "--finetune"):
@@ -146,7 +146,9 @@ def test_another_schedule_shows_both_unless_one_is_chosen(tmp_path: Path) -> Non
 def test_longer_training_is_another_schedule(tmp_path: Path) -> None:
     write(tmp_path)
     (text,) = problems(tmp_path, "--train-iters", "5")
-    assert "decay_samples 10" in text
+    assert "--lr-decay-iters or --lr-decay-samples (not given: the length of training): 10 samples" in text
+    assert "--train-iters or --train-samples: 10 samples" in text
+    assert "_samples" not in text
 
 
 def test_missing_optimizer_state_is_refused(tmp_path: Path) -> None:

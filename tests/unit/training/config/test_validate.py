@@ -82,7 +82,7 @@ def test_what_fits_is_accepted(flags: str, world_size: int):
         ("--num-experts 0", 1, "1 E layers in --hybrid-layer-pattern without --num-experts"),
         ("--num-experts 0 --hybrid-layer-pattern M --moe-ffn-hidden-size 8", 1, "--moe-ffn-hidden-size 8 without"),
         (f"{TP} 2", 2, "E layers in the pattern with --tensor-model-parallel-size 2 and no --sequence-parallel"),
-        (f"{TP} 2 {SP} --seq-length 33", 2, "--seq-length 33 with --sequence-parallel and --tensor-model-parallel"),
+        (f"{TP} 2 {SP} --seq-length 33", 2, "--seq-length 33 with --sequence-parallel, --tensor-model-parallel"),
         (f"{TP} 2 {SP} --ffn-hidden-size 99 --moe-ffn-hidden-size 98", 2, "given --ffn-hidden-size 99"),
         (f"{TP} 2 {SP} --moe-ffn-hidden-size 99", 2, "given --moe-ffn-hidden-size 99"),
         (f"{TP} 2 {SP} --moe-shared-expert-intermediate-size 9", 2, "--moe-shared-expert-intermediate-size 9 with"),
@@ -139,6 +139,12 @@ def test_what_fits_is_accepted(flags: str, world_size: int):
         (f"{TP} 2 {SP} --no-pad-vocab-size --vocab-size 259", 2, "259 embedding rows under"),
         ("--tokenizer-type NullTokenizer", 1, "--tokenizer-type NullTokenizer without a size"),
         ("--mock-data --data-path a", 1, "one source of data"),
+        (
+            f"{TP} 3 {SP} --seq-length 33 --hybrid-layer-pattern E --moe-ffn-hidden-size 100",
+            3,
+            f"given --moe-ffn-hidden-size 100 with {TP} 3; needed: a multiple of 3; change: --moe-ffn-hidden-size, "
+            f"--expert-tensor-parallel-size or {TP}",
+        ),
         ("--seed 0", 1, "given --seed 0; needed: 1 to"),
     ],
 )  # fmt: skip
@@ -164,7 +170,7 @@ def test_data_is_never_made_up_unasked():
     ("flags", "expected"),
     [
         ("--moe-shared-expert-intermediate-size 8", "shared experts without biases; change: add --disable-bias-linear"),
-        (f"{TP} 2 {SP}", "--expert-tensor-parallel-size 2; needed: experts without biases"),
+        (f"{TP} 2 {SP}", f"{TP} 2; needed: experts without biases"),
     ],
 )
 def test_experts_with_biases(flags: str, expected: str):
