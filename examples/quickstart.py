@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from megatron.determinism.leg_log import read_failure
 from megatron.training.observe.curves import draw_curves, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT_BYTES = 8_000_000
+TEXT_CHARACTERS = 8_000_000
 LEAST_TEXT = 20_000
 DOCUMENTS = 100
 RANKS = 4
@@ -93,21 +92,6 @@ def own_text(files: list[str]) -> list[str]:
     return [text[start : start + size] for text in texts for start in range(0, len(text), size)]
 
 
-def text_of_this_machine() -> list[str]:
-    """About ``TEXT_BYTES`` of what Python ships: its sources and documentation."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(p for p in library.rglob("*.py") if "site-packages" not in p.parts and "test" not in p.parts)
-    paths += sorted(p for p in library.rglob("*.txt") if "site-packages" not in p.parts)
-    texts: list[str] = []
-    total = 0
-    for path in paths:
-        texts.append(path.read_text(encoding="utf-8", errors="ignore"))
-        total += len(texts[-1])
-        if total > TEXT_BYTES:
-            break
-    return texts
-
-
 def run(command: list[str], log: Path) -> None:
     """Run a command with its output in ``log``; on failure say why and stop."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
@@ -160,16 +144,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help="train on these UTF-8 files instead")
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder for the run folder")
     arguments = parser.parse_args(argv)
-    documents = own_text(arguments.text) if arguments.text else text_of_this_machine()
+    documents = own_text(arguments.text) if arguments.text else []
     folder = arguments.out.absolute() / time.strftime("quickstart-%Y%m%d-%H%M%S")
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         refuse(f"--out {arguments.out}: {folder} cannot be made: {error.strerror}")
     print(f"Run folder: {folder}\nTokenising text")
-    lines = [json.dumps({"text": text}) + "\n" for text in documents if text]
-    (folder / "text.jsonl").write_text("".join(lines), encoding="utf-8")
-    tool = [sys.executable, "tools/preprocess_data.py", "--input", str(folder / "text.jsonl")]
+    text = folder / "text.jsonl"
+    if documents:
+        text.write_text("".join(json.dumps({"text": t}) + "\n" for t in documents), encoding="utf-8")
+    else:
+        collect = [sys.executable, "tools/python_text.py", str(text), "--characters", str(TEXT_CHARACTERS)]
+        run(collect, folder / "collect.log")
+    tool = [sys.executable, "tools/preprocess_data.py", "--input", str(text)]
     tool += ["--output-prefix", str(folder / "data"), "--tokenizer-type", "ByteTokenizer", "--append-eod"]
     run([*tool, "--workers", "2"], folder / "tokenise.log")
     print(f"Training on {RANKS} ranks, {TRAIN_ITERS} steps a launch")

@@ -18,14 +18,7 @@ if [[ -z ${DATA:-} ]]; then
     mkdir -p "$folder"
     DATA=$folder/python_text_document
     if [[ ! -f $DATA.idx ]]; then
-        python - >"$folder/python.jsonl" <<'PYTHON'
-import json, pathlib, sysconfig
-
-library = pathlib.Path(sysconfig.get_paths()["stdlib"])
-for path in sorted(library.rglob("*.py")):
-    if not {"site-packages", "test", "tests"} & set(path.parts):
-        print(json.dumps({"text": path.read_text("utf-8", errors="ignore")}))
-PYTHON
+        python tools/python_text.py "$folder/python.jsonl"
         python tools/preprocess_data.py --input "$folder/python.jsonl" --output-prefix "$folder/python" \
             --tokenizer-type ByteTokenizer --append-eod
     fi
