@@ -124,6 +124,13 @@ def test_members_of_a_group_count_its_collectives_alike(runs: tuple[Path, list[d
     assert len(numbered(0)) > 10
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_is_recomputed_where_nothing_is_asked_to_be(runs: tuple[Path, list[dict]], level: str):
+    inside = [e for e in events(runs[0] / f"tp_ep_{level}", 0) if e.phase == "backward" and e.kind == "collective"]
+    assert any(e.scope.endswith(":reduce_scatter_rows") for e in inside)
+    assert not any(e.phase == "recompute" for e in events(runs[0] / f"tp_ep_{level}", 0) if e.kind != "op")
+
+
 def test_backward_has_scopes_of_the_forward(runs: tuple[Path, list[dict]]):
     scopes = {
         e.scope.partition("|")[0] for e in events(runs[0] / "tp_ep_op", 0) if e.kind == "op" and e.phase == "backward"
@@ -201,6 +208,11 @@ def test_semantic_level_shows_what_moves_state_between_ranks_and_runs(tmp_path: 
     assert {"forward", "recompute", "backward", "optimizer", "checkpoint", "state"} == {e.phase for e in first}
     assert {"finalize_model_grads", "optimizer_step"} == {e.name for e in first if e.kind == "stage"}
     assert {"all_reduce", "reduce_scatter_rows"} <= {e.name for e in first if e.kind == "sum"}
+    by_phase = {phase: [e for e in first if e.phase == phase] for phase in ("forward", "recompute", "backward")}
+    assert {e.scope.partition(":")[0] for e in by_phase["recompute"]} == {"|_AgainBackward"}
+    assert not any("_AgainBackward" in e.scope for e in by_phase["backward"])
+    routed = {phase: sum(e.name == "sum_integers" for e in found) for phase, found in by_phase.items()}
+    assert routed["recompute"] == routed["forward"] > routed["backward"] == 0
     saved = [e for e in first if e.kind == "checkpoint"]
     assert [e.name for e in saved] == ["save_started", "save_finished"]
     (loaded, *later) = [e for e in second if e.kind == "checkpoint"]

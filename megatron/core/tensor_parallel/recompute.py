@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from megatron.core.contracts.batch import Microbatch, StageReport
+from megatron.core.ops.rerun import rerun
 
 Layers = Callable[[torch.Tensor, Microbatch, StageReport], torch.Tensor]
 
@@ -36,9 +37,11 @@ class _Again(torch.autograd.Function):
             if x.requires_grad:
                 # Not ``x.grad``, which may have other strides, and reductions further on depend on them.
                 x.register_hook(functools.partial(grads.__setitem__, place))
-        with torch.enable_grad():
-            out = ctx.run(True, *inputs)
-        torch.autograd.backward((out,), (grad,))
+        with rerun() as again:
+            with torch.enable_grad():
+                out = ctx.run(True, *inputs)
+            again.in_forward = False
+            torch.autograd.backward((out,), (grad,))
         return None, *grads
 
 
@@ -78,7 +81,7 @@ def keeping(produce: Callable[[], torch.Tensor], value: torch.Tensor, wanted: bo
     def unpack(kept: torch.Tensor | tuple[torch.Size]) -> torch.Tensor:
         if isinstance(kept, torch.Tensor):
             return kept
-        with torch.no_grad():
+        with rerun(), torch.no_grad():
             return produce().view(kept[0])
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

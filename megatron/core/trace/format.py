@@ -2,7 +2,7 @@
 
 A file belongs to one rank and is a sequence of JSON objects, one a line:
 
-* ``{"trace": 2, ...}``: first line; which rank this is, where it stands, level and window;
+* ``{"trace": 3, ...}``: first line; which rank this is, where it stands, level and window;
 * ``{"segment": {...}}``: the events after it belong to this part of a step;
 * ``{"e": ...}``: one event;
 * ``{"end": iteration, "events": n}``: an iteration is complete;
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 
 LEVELS = ("semantic", "module", "op", "kernel")
 """Each level records what the levels before it record, and more."""

@@ -21,7 +21,6 @@ class ModuleHooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._entered: list[list] = []
 
     def install(self, chunk: torch.nn.Module, *, parts: bool = True) -> list[RemovableHandle]:
         """Hook every module below ``chunk`` that computes something of its own; the handles take the hooks off.
@@ -40,16 +39,14 @@ class ModuleHooks:
     def before(self, name: str, args: tuple, kwargs: dict) -> None:
         """A module starts."""
         if self._recorder.active:
-            self._entered.append(self._recorder.note((args, kwargs), flag=True, reuse=True))
-            self._recorder.push(name)
+            self._recorder.push(name, self._recorder.note((args, kwargs), flag=True, reuse=True))
 
     def after(self, name: str, given: Any, output: Any) -> None:
         """A module is done."""
-        if not self._recorder.active or not self._entered:
+        if not self._recorder.active:
             return
         outs = self._recorder.note(output, reuse=True)
-        self._recorder.event("module", "forward", ins=self._entered.pop(), outs=outs, scope=name)
-        self._recorder.pop()
+        self._recorder.event("module", "forward", ins=self._recorder.pop(name), outs=outs, scope=name)
         if torch.is_grad_enabled():
             self._watch_gradients(name, given, output)
 

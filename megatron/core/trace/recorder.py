@@ -17,9 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
+from megatron.core.ops.rerun import Rerun, current_rerun
 from megatron.core.trace.dump import Dump
 from megatron.core.trace.flatten import named_tensors, plain_arguments
 from megatron.core.trace.format import Rendering, encode_line
@@ -84,6 +86,24 @@ class _Lines:
         return "".join([*out, *self._open]).encode()
 
 
+class _Marks:
+    """Scopes that a forward entered and left, by the sequence numbers of the autograd nodes it made."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._scopes: list[str | None] = []
+
+    def add(self, scope: str | None) -> None:
+        """Nodes made from here on, by the thread that asks, belong to ``scope``."""
+        self._numbers.append(torch.autograd._get_sequence_nr())
+        self._scopes.append(scope)
+
+    def at(self, node: Any) -> str | None:
+        """The scope of a node of this forward."""
+        place = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
+        return self._scopes[place] if place >= 0 else None
+
+
 class Recorder:
     """One rank's recorder; ``active`` only inside traced steps.
 
@@ -105,8 +125,9 @@ class Recorder:
         self._lines, self._rendering = _Lines(), Rendering()
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
         self._recent: dict[int, tuple[Any, int, torch.dtype, Digest]] = {}
-        self._scopes: list[str] = []
-        self._marks: tuple[list[int], list[str]] = ([], [])
+        self._scopes: list[tuple[str, Any]] = []
+        self._marks: WeakKeyDictionary[Rerun, _Marks] = WeakKeyDictionary()
+        self._first_marks = _Marks()
         self._pass = ""
         self._counts: Counter[str] = Counter()
         self._in_step = 0
@@ -124,7 +145,7 @@ class Recorder:
         """Start recording a step."""
         self.active, self._in_step = True, 0
         self._counts.clear()
-        self._marks = ([], [])
+        self._first_marks = _Marks()
 
     def end_step(self, iteration: int, *, complete: bool) -> None:
         """Stop recording and write what the step left; an incomplete one (an error ended it) gets no end line.
@@ -151,43 +172,63 @@ class Recorder:
     def scoped(self, name: str) -> Iterator[None]:
         """What happens inside is named after ``name``."""
         self.push(name)
+        depth = len(self._scopes)
         try:
             yield
         finally:
-            self.pop()
+            # An error may have left scopes inside open.
+            del self._scopes[depth:]
+            self.pop(name)
 
-    def push(self, name: str) -> None:
-        """Enter a scope; autograd nodes made from here on belong to it."""
-        self._scopes.append(name)
+    def push(self, name: str, kept: Any = None) -> None:
+        """Enter a scope; autograd nodes made from here on belong to it. ``kept`` is for whoever leaves it."""
+        self._scopes.append((name, kept))
         self._mark()
 
-    def pop(self) -> None:
-        """Leave the innermost scope."""
-        if self._scopes:
-            self._scopes.pop()
-            self._mark()
+    def pop(self, name: str) -> Any:
+        """Leave the innermost scope; what was kept there.
+
+        Raises:
+            RuntimeError: that is another one.
+        """
+        inner, kept = self._scopes.pop() if self._scopes else (None, None)
+        if inner != name:
+            raise RuntimeError(f"the trace left {name} where it was in {inner or 'no scope'}")
+        self._mark()
+        return kept
 
     def _mark(self) -> None:
-        sequence, scopes = self._marks
-        sequence.append(torch.autograd._get_sequence_nr())
-        scopes.append(self._scopes[-1] if self._scopes else "")
+        # Nodes are made where there is a gradient to come; a backward makes none, and is in no order with forwards.
+        if torch.is_grad_enabled():
+            again = current_rerun()
+            marks = self._first_marks if again is None else self._marks.setdefault(again, _Marks())
+            marks.add(self._scopes[-1][0] if self._scopes else None)
 
     def scope(self) -> str:
         """Innermost scope; in a backward that of the forward that made the running autograd node, and its name."""
         if self._scopes:
-            return self._scopes[-1]
+            return self._scopes[-1][0]
         node = torch._C._current_autograd_node()
         if node is None:
             return ""
         name = node.name().rpartition("::")[2]
         if name == "AccumulateGrad":
             return name
-        at = bisect.bisect_right(self._marks[0], node._sequence_nr()) - 1
-        return f"{self._marks[1][at] if at >= 0 else ''}|{name}"
+        again = current_rerun()
+        # What asks for a rerun belongs to the forward around it.
+        return f"{self._scope_of(node, again.outer if again is not None and again.in_forward else again)}|{name}"
+
+    def _scope_of(self, node: Any, made_in: Rerun | None) -> str:
+        """The scope in which a node was made, by the first forward or in a rerun."""
+        if made_in is None:
+            return self._first_marks.at(node) or ""
+        found = self._marks[made_in].at(node) if made_in in self._marks else None
+        return self._scope_of(made_in.node, made_in.outer) if found is None else found
 
     def phase(self) -> str:
         """The segment's pass, or ``recompute`` for a forward that a backward repeats."""
-        return "recompute" if self._pass == "backward" and self._scopes else self._pass
+        again = current_rerun()
+        return "recompute" if again is not None and again.in_forward else self._pass
 
     def count(self, channel: str) -> int:
         """As ``Probe.count``."""

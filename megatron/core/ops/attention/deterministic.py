@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from megatron.core.ops.attention.reference import attention_weights, weighted_values
 from megatron.core.ops.registry import Guarantee, Variant
+from megatron.core.ops.rerun import rerun
 
 BLOCK = 512
 
@@ -53,9 +54,11 @@ class _BlockedAttention(torch.autograd.Function):
             parts = (q_SBND[start:stop], k_SBGD[:stop], v_SBGD[:stop])
             # fp32 leaves, so that the blocks' gradients of keys and values add up before they are rounded.
             leaves = [t.detach().float().requires_grad_() for t in parts]
-            with torch.enable_grad():
-                out = _block(leaves, ctx.scale, start, ctx.keep)
-            dq, dk, dv = torch.autograd.grad(out, leaves, dout_SBND[start:stop].float())
+            with rerun() as again:
+                with torch.enable_grad():
+                    out = _block(leaves, ctx.scale, start, ctx.keep)
+                again.in_forward = False
+                dq, dk, dv = torch.autograd.grad(out, leaves, dout_SBND[start:stop].float())
             dq_SBND[start:stop] = dq
             dk_SBGD[:stop].add_(dk)
             dv_SBGD[:stop].add_(dv)

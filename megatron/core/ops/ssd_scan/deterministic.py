@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from megatron.core.ops.elementwise import softplus
 from megatron.core.ops.fixed_order import prefix_sum
 from megatron.core.ops.registry import Guarantee, Variant
+from megatron.core.ops.rerun import rerun
 
 _Tensors = Sequence[torch.Tensor]
 
@@ -73,9 +74,11 @@ class _Scan(torch.autograd.Function):
         for i in reversed(range(len(before))):
             part = slice(i * chunk_size, (i + 1) * chunk_size)
             leaves = [t.detach().requires_grad_() for t in (*per_head, *(t[:, :, :, part] for t in rows), before[i])]
-            with torch.enable_grad():
-                y, after = _chunk(leaves[:3], leaves[3:7], leaves[7])
-            grads = torch.autograd.grad((y, after), leaves, (dy[:, :, :, part].float(), dstate))
+            with rerun() as again:
+                with torch.enable_grad():
+                    y, after = _chunk(leaves[:3], leaves[3:7], leaves[7])
+                again.in_forward = False
+                grads = torch.autograd.grad((y, after), leaves, (dy[:, :, :, part].float(), dstate))
             for total, grad in zip(dper_head, grads[:3], strict=True):
                 total.add_(grad)
             for whole, grad in zip(drows, grads[3:7], strict=True):

@@ -1,8 +1,7 @@
-"""What a recorder writes: identities, levels' events, marks that rule out false alarms; and that it changes nothing."""
+"""What a recorder writes: identities, levels' events, marks that rule out false alarms."""
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,41 +11,12 @@ import torch
 
 from megatron.core.trace.dump import Dump, on_host
 from megatron.core.trace.flatten import named_tensors, plain_arguments
-from megatron.core.trace.format import Event, decode_event
-from megatron.core.trace.module_hooks import ModuleHooks
+from megatron.core.trace.format import Event
 from megatron.core.trace.op_mode import OpMode
 from megatron.core.trace.recorder import Recorder
 from megatron.core.trace.tensor_digest import Digester, Sent
+from tests.support.recording import Lines, recorded
 from tests.support.traces import encode_event
-
-
-class Lines:
-    """Collects what a recorder writes."""
-
-    def __init__(self) -> None:
-        self.raw = b""
-
-    def __call__(self, lines: bytes) -> None:
-        self.raw += lines
-
-    def events(self) -> list[Event]:
-        return [decode_event(line) for line in self.raw.splitlines() if line.startswith(b'{"e"')]
-
-
-def recorded(work, *, ops: bool = True, dump: Dump | None = None) -> list[Event]:
-    """The events of ``work(recorder)`` in one forward segment."""
-    lines = Lines()
-    recorder = Recorder(lines, dump)
-    recorder.begin_step()
-    recorder.segment("forward", 1)
-    if ops:
-        with OpMode(recorder):
-            work(recorder)
-    else:
-        work(recorder)
-    recorder.end_step(1, complete=True)
-    assert json.loads(lines.raw.splitlines()[-1]) == {"end": 1, "events": len(lines.events())}
-    return lines.events()
 
 
 def names(events: list[Event]) -> list[str]:
@@ -96,80 +66,6 @@ def test_occurrences_count_within_a_segment():
 
     muls = [event for event in recorded(work) if "mul" in event.name]
     assert [(e.phase, e.occurrence) for e in muls] == [("forward", 0), ("forward", 1), ("optimizer", 0)]
-
-
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.inner(x).tanh()
-
-
-def chunk_events(*, ops: bool, recompute: bool = False, parts: bool = True) -> list[Event]:
-    torch.manual_seed(1)
-    chunk = torch.nn.Sequential(Block())
-
-    def work(recorder: Recorder) -> None:
-        ModuleHooks(recorder).install(chunk, parts=parts)
-        x = torch.ones(2, 4, requires_grad=True)
-        y = torch.utils.checkpoint.checkpoint(chunk, x, use_reentrant=False) if recompute else chunk(x)
-        recorder.segment("backward", 1)
-        y.sum().backward()
-
-    return recorded(work, ops=ops)
-
-
-def test_modules_inner_first_in_both_directions():
-    events = chunk_events(ops=False)
-    seen = [(e.scope, e.name, e.phase) for e in events]
-    assert seen == [
-        ("0.inner", "forward", "forward"),
-        ("0", "forward", "forward"),
-        ("0.inner", "backward", "backward"),
-        ("0", "backward", "backward"),
-    ]
-    assert [t.label for t in events[3].ins] == ["grad_output"]
-    assert [t.label for t in events[3].outs] == ["grad_input.0.0"]
-
-
-def test_without_parts_a_module_of_nothing_but_parts_is_one():
-    assert [e.scope for e in chunk_events(ops=False, parts=False)] == ["0", "0"]
-
-
-def test_operations_of_a_backward_carry_the_scope_of_their_forward():
-    scopes = {e.scope for e in chunk_events(ops=True) if e.phase == "backward" and e.kind == "op"}
-    assert {"0|TanhBackward0", "0.inner|AddmmBackward0"} <= scopes
-
-
-def test_recomputed_forward_is_marked():
-    phases = {e.phase for e in chunk_events(ops=True, recompute=True) if e.scope == "0.inner" and e.name == "forward"}
-    assert phases == {"forward", "recompute"}
-
-
-def test_hooks_and_modes_change_no_bit():
-    def gradients(watched: bool) -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        chunk, out = torch.nn.Sequential(Block(), Block()), []
-
-        def work(recorder: Recorder) -> None:
-            x = torch.randn(5, 4, requires_grad=True)
-            chunk(x).square().sum().backward()
-            out.extend([x.grad, *(p.grad for p in chunk.parameters()), torch.randn(2)])
-
-        if watched:
-            recorder = Recorder(Lines())
-            recorder.begin_step()
-            ModuleHooks(recorder).install(chunk)
-            with OpMode(recorder):
-                work(recorder)
-        else:
-            work(Recorder(Lines()))
-        return out
-
-    for plain, traced in zip(gradients(False), gradients(True), strict=True):
-        assert torch.equal(plain, traced)
 
 
 def test_lines_are_those_that_the_format_says():
