@@ -119,6 +119,14 @@ def _backend_sum(source: Source) -> Iterator[Hit]:
                     yield node.lineno, f"{alias.name} {wrong}"
 
 
+def _functional_collective(source: Source) -> Iterator[Hit]:
+    names = ("_functional_collectives", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
+    for node in ast.walk(source.tree):
+        named = isinstance(node, ast.Attribute) and node.attr in names
+        if named or any(part in names for name in _imported(node) for part in name.split(".")):
+            yield node.lineno, "a functional collective, whose sums the backend orders: take those of collectives.py"
+
+
 def _kernel_packages(source: Source) -> Iterator[Hit]:
     for node in ast.walk(source.tree):
         for name in _imported(node):
@@ -231,6 +239,12 @@ BOUNDARIES = (
             "tools/bench/collectives.py": "the same baseline, in place",
         },
         planted="import torch.distributed as dist\n\n\ndef f(x):\n    dist.all_reduce(x)\n",
+        planted_at="megatron/core/process_groups/planted.py",
+    ),
+    Rule(
+        name="functional-collectives",
+        check=_functional_collective,
+        planted="from torch.distributed import _functional_collectives as fc\n",
         planted_at="megatron/core/process_groups/planted.py",
     ),
     Rule(

@@ -52,7 +52,8 @@ PROMISES = (
         level="L0",
         promise="Floating-point numbers of different ranks are added by ordered_reduce alone",
         kept_by="a gate on our sources, and a guard at run time on process groups' methods, where Python callers of "
-        "torch.distributed end up (not its functional collectives, nor callers in C++)",
+        "torch.distributed end up, and before its functional collectives (callers in C++ that hold a process group, as "
+        "DistributedDataParallel's reducer does, are not seen)",
         test="dist/test_float_sum_guard.py::test_float_sums_are_refused_whoever_asks_and_everything_else_is_not",
         control="architecture/test_rules.py::test_rule_sees_the_planted_breach",
     ),
