@@ -17,6 +17,7 @@ from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.compare import compare
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.reproduce import choices, write_reproducer
+from megatron.determinism.tax_legs import names_flag
 from megatron.determinism.trace_compare import compare_folders, describe_place
 from megatron.determinism.trace_verdict import Verdict
 from megatron.determinism.validate import write_commands
@@ -56,7 +57,7 @@ class _Search:
             own += ["--fingerprint-level", "state"]
             if flags:
                 own += ["--trace-dir", str(leg / "trace"), *flags]
-            if any(word == "--save" or word.startswith("--save=") for word in command):
+            if names_flag(command, "--save"):
                 own += ["--save", str(leg / "checkpoints")]
             _run_leg([*command, *own], leg, None if flags or leg is legs[0] else functools.partial(_parted, *legs))
         self.levels.append({"level": name, "legs": [str(leg) for leg in legs], "flags": list(flags)})
@@ -83,7 +84,7 @@ def bisect(launch: Sequence[str], folder: Path, *, against: Sequence[str] | None
     kept. The last pair gives the reproducer.
     """
     commands = launch, launch if against is None else against
-    taken = [f for f in OWN_FLAGS if any(w == f or w.startswith(f + "=") for c in commands for w in c)]
+    taken = [flag for flag in OWN_FLAGS if any(names_flag(command, flag) for command in commands)]
     if taken:
         return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"leave {', '.join(taken)} out: each leg gets its own")
     if folder.exists() and any(folder.iterdir()):
@@ -135,7 +136,7 @@ def _of_ranks(left: Path, right: Path) -> Outcome | None:
 def _narrow(search: _Search, metrics: Outcome) -> Outcome:
     """From the first differing iteration to the operation."""
     iteration = metrics.facts["first_difference"]["iteration"]
-    outcome, verdict, iteration = _by_module(search, iteration)
+    outcome, verdict = _by_module(search, iteration)
     if verdict is None:
         return _not_repeated(search, metrics, outcome)
     first = verdict.first.mismatch.at["iteration"]
@@ -152,7 +153,7 @@ def _narrow(search: _Search, metrics: Outcome) -> Outcome:
     return _named(search, metrics, found, closer, legs)
 
 
-def _by_module(search: _Search, iteration: int) -> tuple[Outcome, Verdict | None, int]:
+def _by_module(search: _Search, iteration: int) -> tuple[Outcome, Verdict | None]:
     """Trace by module in the iteration that differed; where this pair differs elsewhere, once more and wider."""
     for name, start in (("module", iteration), ("module_wide", 1)):
         window = ("--trace-iterations", f"{start}:{iteration}", "--exit-interval", str(iteration))
@@ -160,7 +161,7 @@ def _by_module(search: _Search, iteration: int) -> tuple[Outcome, Verdict | None
         outcome, verdict = search.traces(legs)
         if verdict is not None or outcome.exit != Exit.SAME:
             break
-    return outcome, verdict, iteration
+    return outcome, verdict
 
 
 def layer_prefix(verdict: Verdict) -> str:

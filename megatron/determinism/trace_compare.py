@@ -52,7 +52,7 @@ def compare_folders(
         "b": str(right),
         "ranks": sorted(scans),
         "common_events": sum(scan.common for scan in scans.values()),
-        "extra_events": sum(sum(scan.num_extra.values()) for scan in scans.values()),
+        "extra_events": sum(count for scan in scans.values() for _, count in scan.extra.values()),
         "cut_off": [text for scan in scans.values() for text in scan.cut],
         "configurations_differ": [c for scan in scans.values() for c in scan.configurations],
         "seconds": round(time.monotonic() - started, 3),
@@ -101,9 +101,9 @@ def _extra_lines(scans: dict[int, RankScan]) -> list[str]:
     lines = []
     for scan in scans.values():
         for run in "AB":
-            count = sum(n for (owner, _), n in scan.num_extra.items() if owner == run)
-            if count:
-                event = next(e for owner, _, e in scan.extra if owner == run)
+            found = [entry for (owner, _), entry in scan.extra.items() if owner == run]
+            if found:
+                event, count = found[0][0], sum(count for _, count in found)
                 lines.append(
                     f"  rank {scan.rank}: {count} event{'s' * (count != 1)} in {run} only, the first one "
                     f"{event.name} in {event.scope or 'no module'}"

@@ -19,11 +19,10 @@ Key = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The lines of one part of a step; ``line`` is the number of the first in its file."""
+    """The lines of one part of a step."""
 
     key: Key
     events: list[bytes]
-    line: int
 
     @property
     def at(self) -> dict[str, Any]:
@@ -34,15 +33,14 @@ class Segment:
 class RankStream:
     """One rank's file, read once from front to end.
 
-    After ``segments`` is exhausted, ``cut`` says why the file is not complete (``None``: it is), ``last_iteration``
-    which iteration was the last complete one.
+    After ``segments`` is exhausted, ``cut`` says why the file is not complete (``None``: it is).
 
     Raises:
         DamagedInputError: the file is missing, or its first line is damaged.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.cut, self.last_iteration, self.num_events = path, "it holds no end", 0, 0
+        self.path, self.cut, self.num_events = path, "it holds no end", 0
         if not path.is_file():
             raise DamagedInputError(f"{path}: no such file, though the manifest says this rank was traced")
         with path.open("rb") as file:
@@ -83,16 +81,14 @@ class RankStream:
 
     def _marker(self, line: dict[str, Any], number: int) -> Segment | None:
         if "segment" in line:
-            return Segment(tuple(line["segment"].items()), [], number + 1)
-        if "end" in line:
-            self.last_iteration = line["end"]
-        elif "closed" in line:
+            return Segment(tuple(line["segment"].items()), [])
+        if "closed" in line:
             self.cut = None
             if line["closed"] != self.num_events:
                 raise DamagedInputError(
                     f"{self.path}: {line['closed']} events were written, {self.num_events} are there"
                 )
-        else:
+        elif "end" not in line:
             raise DamagedInputError(f"{self.path}: line {number} is no line of a trace")
         return None
 

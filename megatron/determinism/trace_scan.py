@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +43,8 @@ class RankScan:
     """What a scan of one rank found.
 
     ``carried`` are the transfers whose input on this rank differed, ``layers`` the first mismatch of each layer,
-    ``configurations`` kernels that chose another configuration, ``extra`` events that one run alone has.
+    ``configurations`` kernels that chose another configuration, ``extra`` the first of the events that one run alone
+    has in a segment, and their number.
     ``incomparable`` are the scopes inside ops that have another variant in the other run: there only the ops' own
     events are compared.
     """
@@ -56,24 +56,21 @@ class RankScan:
     carried: set[tuple] = field(default_factory=set)
     layers: dict[str, Mismatch] = field(default_factory=dict)
     configurations: list[dict[str, Any]] = field(default_factory=list)
-    extra: list[tuple[str, Key, Event]] = field(default_factory=list)
-    num_extra: Counter[tuple[str, Key]] = field(default_factory=Counter)
+    extra: dict[tuple[str, Key], tuple[Event, int]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
     state: dict[tuple, tuple[str, str]] = field(default_factory=dict)
     followed: set[bytes] = field(default_factory=set)
     incomparable: set[str] = field(default_factory=set)
 
     def add_extra(self, run: str, key: Key, event: Event) -> None:
-        """An event that only one run has; the first ones are kept."""
-        self.num_extra[run, key] += 1
-        if len(self.extra) < _SHOWN:
-            self.extra.append((run, key, event))
+        """An event that only one run has; the first one of a segment is kept."""
+        first, count = self.extra.get((run, key), (event, 0))
+        self.extra[run, key] = first, count + 1
 
     def drop_extra(self, run: str, key: Key | None) -> None:
         """Forget what only ``run`` has in a segment."""
         if key is not None:
-            self.num_extra.pop((run, key), None)
-            self.extra = [entry for entry in self.extra if entry[:2] != (run, key)]
+            self.extra.pop((run, key), None)
 
 
 def transfer_keys(iteration: int, event: Event, labels: tuple[str, ...]) -> list[tuple]:

@@ -54,6 +54,17 @@ def test_extra_event_shifts_nothing(tmp_path: Path, position: int, name: str):
     assert (outcome.facts["common_events"], outcome.facts["extra_events"]) == (3, 1)
 
 
+def test_extra_events_of_both_runs_are_counted_and_named(tmp_path: Path):
+    left = [*PLAIN, *(op("aten.only.left", str(n), "7") for n in range(25))]
+    right = [*PLAIN, op("aten.only.right", "7", "7")]
+    outcome = compared(tmp_path, {0: {1: left}}, {0: {1: right}})
+    assert (outcome.exit, outcome.facts["extra_events"]) == (Exit.SAME, 26)
+    assert [line.strip().partition(" in decoder")[0] for line in outcome.details] == [
+        "rank 0: 25 events in A only, the first one aten.only.left",
+        "rank 0: 1 event in B only, the first one aten.only.right",
+    ]
+
+
 def with_variant(variant: str, name: str, outs: str) -> list[Event]:
     """An op whose two variants do different things inside, and the operation behind it."""
     scope = "decoder.layers.0.mixer"
