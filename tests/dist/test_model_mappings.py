@@ -20,7 +20,6 @@ REGIONS: dict[str, Callable[[torch.Tensor, ModelContext], torch.Tensor]] = {
     for name in (
         "copy_to_tp",
         "reduce_from_tp",
-        "gather_from_sequence",
         "reduce_scatter_to_sequence",
         "gather_columns",
     )
@@ -53,7 +52,6 @@ def test_regions_do_what_they_say() -> None:
     want = {
         "copy_to_tp": [(t, sum(dy(4, 3, 6))) for t in (x, y)],
         "reduce_from_tp": [(x + y, g) for g in dy(4, 3, 6)],
-        "gather_from_sequence": [(torch.cat((x, y)), g) for g in sum(dy(8, 3, 6)).chunk(2)],
         "reduce_scatter_to_sequence": [(t, torch.cat(dy(2, 3, 6))) for t in (x + y).chunk(2)],
         "gather_columns": [(torch.cat((x, y), -1), g) for g in sum(dy(4, 3, 12)).chunk(2, -1)],
     }

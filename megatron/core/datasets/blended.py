@@ -25,11 +25,6 @@ class Blend:
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None
 
-    @property
-    def is_single(self) -> bool:
-        """True where nothing is blended. One prefix with a weight is a blend of one, as in Megatron."""
-        return len(self.prefixes) == 1 and self.weights is None
-
 
 def parse_blend(words: Sequence[str], flag: str) -> Blend:
     """``p1 p2 ...`` or ``w1 p1 w2 p2 ...``; words without numbers among them have no weights.

@@ -122,11 +122,6 @@ class IndexedDataset:
         return self._index.lengths
 
     @property
-    def sequence_pointers(self) -> NDArray[np.int64]:
-        """int64 [S]: byte offset of each sequence in the .bin file."""
-        return self._index.pointers
-
-    @property
     def document_indices(self) -> NDArray[np.int64]:
         """int64 [documents + 1]: number of the first sequence of each document, then the number of sequences."""
         return self._index.documents

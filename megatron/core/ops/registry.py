@@ -261,7 +261,7 @@ def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.devic
                 _wanted_text(op, wanted[name])
                 if name in wanted
                 else f"a variant that promises {need.name}; there is {have}",
-                f"--op-variants {name}=..., or --deterministic-mode off",
+                f"--op-variants {name}=..." + ", or leave out --deterministic-mode" * numerics.deterministic_mode,
             )
         )
     problems = problems or _outside_problems(chosen, numerics)

@@ -1,14 +1,15 @@
 """Collectives whose result does not depend on how the transport works: rank-indexed copies, integer sums, maxima.
 
 Nothing here adds floating-point numbers; those sums live in ``ordered_reduce``. Copies travel as bytes, so every type
-works on every backend. All functions return new tensors and are no-ops on a group of one. Those called ``start_...``
-return at once, with a function that waits for the result; told to a probe they wait themselves, so that a trace shows
-what arrived.
+works on every backend. Functions return new tensors unless they say otherwise, and send nothing in a group of one.
+Those called ``start_...`` return at once, with a function that waits for the result; told to a probe they wait
+themselves, so that a trace shows what arrived.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -21,8 +22,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _told(collective: Callable[Concatenate[Group, _P], _R]) -> Callable[Concatenate[Group, _P], _R]:
-    """Tell the group's probe, where it has one, what goes in and what comes out."""
+def told(collective: Callable[Concatenate[Group, _P], _R]) -> Callable[Concatenate[Group, _P], _R]:
+    """``collective`` that tells the group's probe, where it has one, what goes in and what comes out."""
 
     @functools.wraps(collective)
     def call(group: Group, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -55,7 +56,7 @@ def nothing_to_wait_for() -> None:
     """The ``Waiting`` of what is there already."""
 
 
-@_told
+@told
 def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """``[size, *shape]``: every member's tensor (equal shapes), in group order."""
     tensor = tensor.contiguous()
@@ -73,7 +74,7 @@ def _slot_each(group: Group, slots: torch.Tensor) -> torch.Tensor:
     return slots.contiguous()
 
 
-@_told
+@told
 def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     """``slots[j]`` goes to member j; the result's ``[j]`` came from member j. Same shape in and out, dim 0 = size."""
     slots = _slot_each(group, slots)
@@ -84,7 +85,7 @@ def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@_told
+@told
 def all_to_all_terms(group: Group, slots: torch.Tensor) -> Sequence[torch.Tensor]:
     """``all_to_all`` for a reader: one tensor per member, of which this member's own may still lie in ``slots``."""
     return _start_terms(group, slots)()
@@ -139,7 +140,7 @@ def _wait(work: dist.Work) -> None:
     work.wait()
 
 
-@_told
+@told
 def all_to_all_rows(
     group: Group, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
 ) -> torch.Tensor:
@@ -148,7 +149,7 @@ def all_to_all_rows(
     rows = rows.contiguous()
     if group.size == 1:
         return rows.clone()
-    row_bytes = rows.element_size() * rows[:1].numel() if rows.shape[0] else _row_bytes(rows)
+    row_bytes = rows.element_size() * math.prod(rows.shape[1:])
     out = torch.empty((sum(receive_counts), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
     dist.all_to_all_single(
         _bytes(out),
@@ -160,14 +161,7 @@ def all_to_all_rows(
     return out
 
 
-def _row_bytes(rows: torch.Tensor) -> int:
-    numel = 1
-    for extent in rows.shape[1:]:
-        numel *= extent
-    return numel * rows.element_size()
-
-
-@_told
+@told
 def broadcast(group: Group, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
     """Member ``source``'s tensor on every member; the others pass one of the same shape and type."""
     tensor = tensor.contiguous()
@@ -178,7 +172,7 @@ def broadcast(group: Group, tensor: torch.Tensor, source: int = 0) -> torch.Tens
     return out
 
 
-@_told
+@told
 def sum_integers(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Sum of an integer tensor over the group; exact in any order (int64 wraps).
 
@@ -193,7 +187,7 @@ def sum_integers(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@_told
+@told
 def maximum(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Elementwise maximum over the group; the same in any order. NaN is not supported."""
     out = tensor.clone()

@@ -39,17 +39,6 @@ class _ReduceFromTp(torch.autograd.Function):
         return grad, None
 
 
-class _GatherFromSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
-        ctx.context = context
-        return gather_rows(x, context)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.context.sums.reduce_scatter_rows(ctx.context.groups.tp, grad.contiguous()), None
-
-
 class _ReduceScatterToSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
@@ -102,11 +91,6 @@ def copy_to_tp(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
 def reduce_from_tp(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
     """Leave a tensor-parallel region with partial sums: summed over the ranks; the gradient is copied."""
     return _ReduceFromTp.apply(x, context) if context.groups.tp.size > 1 else x
-
-
-def gather_from_sequence(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
-    """``[S / TP, ...]`` to ``[S, ...]``; each rank gets its rows of the summed gradient."""
-    return _GatherFromSequence.apply(x, context) if context.groups.tp.size > 1 else x
 
 
 def reduce_scatter_to_sequence(x: torch.Tensor, context: ModelContext) -> torch.Tensor:

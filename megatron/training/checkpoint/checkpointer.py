@@ -147,8 +147,7 @@ class Checkpointer:
     ) -> Iterator[None]:
         """While the run trains: what it is, for its checkpoints. ``before_save`` is called before each of them, for
         what must be out before a later run goes on from there; ``tell`` when a save starts, and when it is known to be
-        complete. At the end of the block a save in the background is
-        waited for, also on the way out of an error.
+        complete. At the end of the block a save in the background is waited for, also on the way out of an error.
 
         Raises:
             SaveFailedError: that save failed. After another error its words are only printed.

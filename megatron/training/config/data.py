@@ -168,6 +168,15 @@ class TokenizerConfig:
     pad_vocab_size: bool = trajectory(True)
     """Padding of the vocabulary. Without it the tensor-parallel size must divide it."""
 
+    def files(self) -> dict[str, str]:
+        """The files that the tokenizer is read from, by flag, as far as they are given."""
+        named = {
+            "--tokenizer-model": self.tokenizer_model,
+            "--vocab-file": self.vocab_file,
+            "--merge-file": self.merge_file,
+        }
+        return {flag: path for flag, path in named.items() if path}
+
     def choice(self) -> TokenizerChoice:
         """What ``build_tokenizer`` takes."""
         return TokenizerChoice(

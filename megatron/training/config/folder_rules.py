@@ -39,15 +39,10 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
 
 def _tokenizer_problems(config: TokenizerConfig) -> list[Problem]:
     """Files that are not there; what is in them shows when the tokenizer is made."""
-    named = {
-        "--tokenizer-model": config.tokenizer_model,
-        "--vocab-file": config.vocab_file,
-        "--merge-file": config.merge_file,
-    }
     return [
         Problem(f"{flag} {path}, which is not there", "a file of the tokenizer", f"{flag} to its path", local=True)
-        for flag, path in named.items()
-        if path is not None and not Path(path).exists()
+        for flag, path in config.files().items()
+        if not Path(path).exists()
     ]
 
 

@@ -62,13 +62,7 @@ def tokenizer_from(config: TokenizerConfig) -> Tokenizer:
     try:
         return build_tokenizer(config.choice())
     except DamagedInputError as error:
-        files = {
-            "--tokenizer-model": config.tokenizer_model,
-            "--vocab-file": config.vocab_file,
-            "--merge-file": config.merge_file,
-        }
-        flags = " or ".join(flag for flag, value in files.items() if value)
-        raise DamagedInputError(f"{error}; change {flags}, or --tokenizer-type") from error
+        raise DamagedInputError(f"{error}; change {' or '.join(config.files())}, or --tokenizer-type") from error
 
 
 def build_datasets(
@@ -105,7 +99,7 @@ def build_datasets(
     failure: ConfigError | DamagedInputError | OSError | None = None
     try:
         plans = _plan(config, tokenizer, sequence_length=sequence_length, sizes=sizes)
-        maker = _Maker(config, tokenizer, sequence_length, seed, use_cache=use_cache)
+        maker = _Maker(config, plans.sources, tokenizer, sequence_length, seed, use_cache=use_cache)
         for entry in maker.entries(plans.present):
             entry.require_usable_folder()
     except (ConfigError, DamagedInputError, OSError) as error:
@@ -165,6 +159,7 @@ def _facts(data: Dataset) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plans:
+    sources: DataSources
     present: Mapping[str, SplitPlan]
     absent: Mapping[str, str]
 
@@ -203,7 +198,7 @@ def _plan(
             )
     if problems:
         raise ConfigError(problems)
-    return _Plans(present=present, absent=absent)
+    return _Plans(sources=sources, present=present, absent=absent)
 
 
 def _open(config: DataConfig, tokenizer: Tokenizer | None, sources: DataSources) -> dict[str, TokenSource]:
@@ -219,10 +214,16 @@ class _Maker:
     """Turns plans into data sets, through the cache."""
 
     def __init__(
-        self, config: DataConfig, tokenizer: Tokenizer | None, sequence_length: int, seed: int, *, use_cache: bool
+        self,
+        config: DataConfig,
+        sources: DataSources,
+        tokenizer: Tokenizer | None,
+        sequence_length: int,
+        seed: int,
+        *,
+        use_cache: bool,
     ) -> None:
-        self._config, self._seed, self._use_cache = config, seed, use_cache
-        self._sources = data_sources(config)
+        self._config, self._sources, self._seed, self._use_cache = config, sources, seed, use_cache
         self._tokenizer = None if tokenizer is None else tokenizer.identifiers()
         self._rules = SampleRules(
             sequence_length=sequence_length,

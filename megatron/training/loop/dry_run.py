@@ -73,18 +73,24 @@ def dry_run(config: RunConfig) -> None:
 
 def report(config: RunConfig, vocab_size: int, world_size: int) -> list[str]:
     """The lines that ``dry_run`` prints, for a configuration whose vocabulary is known."""
-    stages = [_chunks_of(config, vocab_size, world_size, pp) for pp in range(_pipeline_size(config))]
-    specs = [spec for chunks in stages for spec in _specs(chunks)]
-    parts = count_parameters(specs, pattern_of(config.model).layers, config.model.moe_router_topk)
+    stages = _stages(config, vocab_size, world_size)
     needs = [stage_need(config, chunks, world_size) for chunks in stages]
-    return [*_model_lines(config, parts), "", *_rank_lines(config, needs, world_size)]
+    return [*_model_lines(config, _count(config, stages)), "", *_rank_lines(config, needs, world_size)]
 
 
 def parameter_counts(config: RunConfig, vocab_size: int, world_size: int = 1) -> list[PartSize]:
     """Parameters of the model by kind, the same for every ``world_size`` that the configuration is resolved for."""
-    specs = [
-        spec for pp in range(_pipeline_size(config)) for spec in _specs(_chunks_of(config, vocab_size, world_size, pp))
-    ]
+    return _count(config, _stages(config, vocab_size, world_size))
+
+
+def _stages(config: RunConfig, vocab_size: int, world_size: int) -> list[list[HybridChunk]]:
+    """The chunks of the first rank of every pipeline stage."""
+    stages = range(config.parallel.pipeline_model_parallel_size)
+    return [_chunks_of(config, vocab_size, world_size, pp) for pp in stages]
+
+
+def _count(config: RunConfig, stages: Sequence[Sequence[HybridChunk]]) -> list[PartSize]:
+    specs = [spec for chunks in stages for spec in _specs(chunks)]
     return count_parameters(specs, pattern_of(config.model).layers, config.model.moe_router_topk)
 
 
@@ -131,10 +137,6 @@ def _activations(config: RunConfig, chunks: Sequence[HybridChunk], world_size: i
 def _behind(config: RunConfig, chunks: Sequence[HybridChunk]) -> str:
     """The pattern's parts for multi-token prediction, on the stage that has them."""
     return "".join(f"/{symbols}" for symbols in pattern_of(config.model).mtp) if chunks[-1].is_last else ""
-
-
-def _pipeline_size(config: RunConfig) -> int:
-    return config.parallel.pipeline_model_parallel_size
 
 
 def _specs(chunks: Sequence[HybridChunk]) -> list[ParamSpec]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -147,8 +147,7 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 class FingerprintFile:
     """One file, open for appending; lines that are there already are checked instead of repeated.
 
-    A cut-off last line is what a full disk or a crashed machine leaves: it is removed when the file is opened, and
-    ``repaired`` says so.
+    A cut-off last line is what a full disk or a crashed machine leaves: it is removed when the file is opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,13 +157,11 @@ class FingerprintFile:
             DamagedInputError: a line before the last is damaged.
         """
         self.path = path
-        self.repaired = False
         self._known: dict[int, tuple[int, int]] = {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         for number, offset, raw in _raw_lines(path):
             if not raw.endswith(b"\n"):
                 os.ftruncate(self._file, offset)
-                self.repaired = True
                 break
             line = parse_line(raw, path, number)
             self._known[int(line["iteration"] or 0)] = (offset, len(raw))
@@ -232,11 +229,6 @@ class FingerprintWriter:
     def last_known(self) -> int:
         """Last iteration that one of the files has a line of; 0 for none."""
         return max(max(file.known, default=0) for file in self._files())
-
-    @property
-    def repaired(self) -> Sequence[Path]:
-        """Files whose last line was cut off and has been removed."""
-        return [file.path for file in self._files() if file.repaired]
 
     def _files(self) -> list[FingerprintFile]:
         return [self._own] if self._shared is None else [self._own, self._shared]

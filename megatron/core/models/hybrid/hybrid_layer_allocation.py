@@ -173,8 +173,3 @@ def assign_segments(pattern: HybridPattern, pipeline_size: int) -> tuple[Segment
         )
         first_layer += len(symbols)
     return tuple(segments)
-
-
-def virtual_pipeline_size(pattern: HybridPattern, pipeline_size: int) -> int:
-    """Chunks each pipeline rank holds; 1 is plain pipelining."""
-    return len(pattern.segments) // pipeline_size if pattern.has_pipes else 1

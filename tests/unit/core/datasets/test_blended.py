@@ -75,7 +75,6 @@ def test_requests_are_rounded_up_twice():
 def test_spelling(words, prefixes, weights):
     blend = parse_blend(words, "--data-path")
     assert (blend.prefixes, blend.weights) == (prefixes, weights)
-    assert blend.is_single == (words == ("a",))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from megatron.core.models.hybrid.hybrid_layer_allocation import (
     assign_segments,
     parse_pattern,
     pattern_problems,
-    virtual_pipeline_size,
 )
 
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
@@ -32,7 +31,6 @@ def test_layers_are_counted(text: str, counts: dict[str, int]) -> None:
 
 def test_interleaved_stages() -> None:
     pattern = parse_pattern("M-M-M-M*-M-|M-M-M*-M-M-|M-M*-M-M-M-|M*-M-M-M-M-")
-    assert virtual_pipeline_size(pattern, 2) == 2
     segments = assign_segments(pattern, 2)
     assert [(s.pp_rank, s.vp_stage) for s in segments] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [s.first_layer for s in segments] == [0, 11, 22, 33]
@@ -50,7 +48,6 @@ def test_empty_segments_are_stages() -> None:
 def test_without_pipes_layers_are_cut_evenly() -> None:
     segments = assign_segments(parse_pattern("ME*EM-"), 3)
     assert [(s.symbols, s.first_layer) for s in segments] == [("ME", 0), ("*E", 2), ("M-", 4)]
-    assert virtual_pipeline_size(parse_pattern("ME*EM-"), 3) == 1
 
 
 def test_trailing_slash_is_no_prediction_part() -> None:
