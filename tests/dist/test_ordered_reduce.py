@@ -7,7 +7,9 @@ import torch
 
 from megatron.core.digest.bits import same_bits
 from megatron.core.ops.blocked_fold.reference import blocked_fold
+from megatron.core.process_groups import ordered_reduce
 from megatron.core.process_groups.collectives import all_to_all_rows, exchange, sum_integers
+from megatron.core.process_groups.float_sum_guard import refuse_float_sums
 from megatron.core.process_groups.groups import Placement, create_process_groups
 from megatron.core.process_groups.topology import plan_topology
 from tests.support.ranks import groups_for_test, ordered_sums, run_ranks
@@ -46,6 +48,33 @@ def test_sums_follow_the_stated_order(world: int, block: int, dtype: torch.dtype
 def test_another_order_gives_other_bits() -> None:
     slots = torch.stack([_contribution(r, 4096, torch.float32) for r in range(3)])
     assert not same_bits(blocked_fold(slots, 3), blocked_fold(slots.flip(0), 3))
+
+
+def _sums_of_two(in_transit: bool, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Rank function: every sum of a group of two, and a fold over six members in blocks of two, of four and of all."""
+    asked = ordered_reduce._adds_in_transit
+    ordered_reduce._adds_in_transit = lambda group, tensor: in_transit
+    remove = refuse_float_sums()
+    try:
+        group, sums = groups_for_test().dp, ordered_sums()
+        mine = _contribution(group.rank, 12 * 4096, dtype)
+        got = [sums.all_reduce(group, mine), sums.reduce_scatter_rows(group, mine.view(4, -1))]
+        for block in (2, 4, 6):
+            running = sums.start_fold(group, 6, block)
+            for number in range(3):
+                sums.reduce_scatter_part(group, _contribution(2 * number + group.rank, 12 * 4096, dtype), running)()
+            got.append(running.result())
+        return [*got, sums.reduce_scatter(group, mine)]
+    finally:
+        remove()
+        ordered_reduce._adds_in_transit = asked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_members_added_in_transit_give_the_stated_bits(dtype: torch.dtype) -> None:
+    """gloo here, which adds as NCCL does: once. tests/gpu/test_sum_of_two.py has NCCL."""
+    for ordered, in_transit in zip(*(run_ranks(2, _sums_of_two, way, dtype) for way in (False, True)), strict=True):
+        assert [same_bits(a, b) for a, b in zip(ordered, in_transit, strict=True)] == [True] * 6
 
 
 def _two_stages(nodes: list[int], block: int, passes: int) -> tuple[bool, torch.Tensor]:

@@ -3,13 +3,15 @@
 The gate on our own sources sees ours; this one also sees a model of the user's (``--spec``) and outside packages.
 It stands in two places, so that a function that was imported before is caught too: at the process group's own methods,
 where every Python caller of ``torch.distributed`` ends up, and in torch's dispatcher before the functional collectives,
-which go on to the backend in C++ (DTensor and compiled code call those). What it does not see is a caller in C++ that
+which go on to the backend in C++ (DTensor and compiled code call those). ``stated_order`` is how ``ordered_reduce``
+passes with a sum that has one order only. What it does not see is a caller in C++ that
 holds a process group: the reducer of ``DistributedDataParallel``.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,6 +31,21 @@ _METHODS = (
 _FUNCTIONAL = "_c10d_functional"
 # The same bits in any order and grouping: minimum, maximum, and integers.
 _FREE_OF_ORDER = (ReduceOp.MIN, ReduceOp.MAX)
+
+
+class _StatedOrder(threading.local):
+    """Entered by whoever knows that a sum has one order only; on this thread the guard lets it pass."""
+
+    entered = False
+
+    def __enter__(self) -> None:
+        self.entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self.entered = False
+
+
+stated_order = _StatedOrder()
 
 
 class FloatSumRefusedError(RuntimeError):
@@ -63,7 +80,7 @@ def refuse_float_sums() -> Callable[[], None]:
 def _guarded(name: str, method: Callable[..., Any], functional: torch.library.Library) -> Callable[..., Any]:
     def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        if _operation(given) not in _FREE_OF_ORDER:
+        if not stated_order.entered and _operation(given) not in _FREE_OF_ORDER:
             _require_exact(f"ProcessGroup.{name}", given)
         return method(group, *args, **kwargs)
 

@@ -7,6 +7,11 @@ backend and promises nothing; it is the baseline that the cost of order is measu
 
 The order is the *blocked fold*: members are added left to right inside blocks of ``block`` consecutive members, then
 the block sums left to right; the first term is copied, not added to zero.
+
+Two members have one addition, the same in either order. There NCCL adds while it transfers (``_adds_in_transit``),
+with the same bits: in fp32 and fp64 it is that addition; and of two bf16 or fp16 values, the sum rounded to fp32 and
+then to their type is the sum rounded once, as fp32 has more than twice their digits and two (S. A. Figueroa, "When is
+double rounding innocuous?", SIGNUM Newsletter 30, 1995).
 """
 
 from __future__ import annotations
@@ -24,11 +29,38 @@ from megatron.core.process_groups.collectives import (
     nothing_to_wait_for,
     start_all_gather,
     start_all_to_all_terms,
+    told,
 )
+from megatron.core.process_groups.float_sum_guard import stated_order
 from megatron.core.process_groups.groups import Group
 from megatron.core.process_groups.running_fold import RunningFold, Slots
 
 _SMALL_BYTES = 1 << 15
+_SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
+"""Types of which a sum is not wider than its terms."""
+
+
+def _adds_in_transit(group: Group, tensor: torch.Tensor) -> bool:
+    """Whether the backend's sum is the sum in the stated order: see the head of the file."""
+    return group.size == 2 and tensor.is_cuda and dist.get_backend(group.handle) == "nccl"
+
+
+@told
+def reduce_scatter_of_two(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+    """This member's half, along dim 0, of the sum over a group of two, in the tensor's type."""
+    half = tensor.new_empty(tensor.shape[0] // 2, *tensor.shape[1:])
+    with stated_order:
+        dist.reduce_scatter_tensor(half, tensor.contiguous(), group=group.handle)
+    return half
+
+
+@told
+def all_reduce_of_two(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over a group of two, in the tensor's type."""
+    out = tensor.clone()
+    with stated_order:
+        dist.all_reduce(out, group=group.handle)
+    return out
 
 
 class FloatSums(Protocol):
@@ -89,6 +121,9 @@ class OrderedSums:
     def reduce_scatter_part(self, group: Group, flat: torch.Tensor, running: RunningFold) -> Waiting:
         """As ``FloatSums.reduce_scatter_part``; in two stages where the group has blocks and the sum has the same. Only
         the first of them is on its way before the result is called."""
+        if flat.dtype in _SUMMED_AS_THEY_ARE and running.closes(group.size) and _adds_in_transit(group, flat):
+            running.add_block(reduce_scatter_of_two(group, flat), group.size)
+            return nothing_to_wait_for
         slots = flat.view(group.size, -1)
         blocks = group.blocks
         if blocks is None or blocks.inside.size != running.block:
@@ -110,6 +145,8 @@ class OrderedSums:
         """As ``FloatSums.all_reduce``. Short tensors travel whole and are folded everywhere; same order, same bits."""
         if group.size == 1:
             return tensor.clone()
+        if _adds_in_transit(group, tensor):
+            return all_reduce_of_two(group, tensor)
         if tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
             slots = all_gather(group, tensor.reshape(-1))
             return self._fold(slots, group.size).to(tensor.dtype).view(tensor.shape)
@@ -126,6 +163,8 @@ class OrderedSums:
         """As ``FloatSums.reduce_scatter_rows``."""
         if group.size == 1:
             return tensor.clone()
+        if _adds_in_transit(group, tensor):
+            return reduce_scatter_of_two(group, tensor)
         shape = (tensor.shape[0] // group.size, *tensor.shape[1:])
         rows = tensor.new_empty(shape)
         self._fold(all_to_all_terms(group, tensor.reshape(group.size, -1)), group.size, rows.view(-1))

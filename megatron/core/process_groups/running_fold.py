@@ -55,6 +55,23 @@ class RunningFold:
             if self.arrived % self.block == 0 or self.arrived == self.members:
                 self._close_block()
 
+    def closes(self, count: int) -> bool:
+        """Whether the next ``count`` members are one whole block; the last block may have less than ``block``."""
+        last = self.arrived + count == self.members
+        return self._open is None and (count == self.block or (last and count < self.block))
+
+    def add_block(self, total: torch.Tensor, count: int) -> None:
+        """The sum of the next ``count`` members, which are one block; it belongs to the fold from now on.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if not self.closes(count):
+            raise ValueError(f"{count} members after {self.arrived} are no block of {self.block}")
+        self._expect(count)
+        self._open, self.arrived = total, self.arrived + count
+        self._close_block()
+
     def add_blocks(self, sums: Slots) -> None:
         """The sums of the next whole blocks, one per row, each made as a block's sum is made here.
 

@@ -42,6 +42,28 @@ def test_any_division_gives_the_bits_of_the_whole(members: int, block: int) -> N
         assert kept <= 2
 
 
+@pytest.mark.parametrize(("members", "block", "count"), [(8, 2, 2), (6, 4, 2), (2, 8, 2), (3, 2, 2), (6, 6, 2)])
+def test_whole_blocks_may_come_added(members: int, block: int, count: int) -> None:
+    slots, whole = _slots(members), []
+    running = RunningFold(members, block, blocked_fold)
+    for start in range(0, members, count):
+        part = slots[start : start + count]
+        whole.append(running.closes(len(part)))
+        if whole[-1]:
+            running.add_block(blocked_fold(part, len(part)), len(part))
+        else:
+            running.add(part)
+    assert same_bits(running.result(), blocked_fold(slots, block))
+    expected = {(8, 2): [True] * 4, (6, 4): [False, False, True], (2, 8): [True], (3, 2): [True, True]}
+    assert whole == expected.get((members, block), [False] * 3)
+
+
+def test_a_sum_that_is_no_block_is_an_error() -> None:
+    running = RunningFold(6, 4, blocked_fold)
+    with pytest.raises(ValueError, match="2 members after 0 are no block of 4"):
+        running.add_block(_slots(1)[0], 2)
+
+
 def test_a_fold_that_restarts_its_block_with_each_part_gives_other_bits() -> None:
     """The control: what a sum would be if a pass did not go on where the one before stopped."""
     slots = _slots(8)
