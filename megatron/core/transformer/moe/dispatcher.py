@@ -144,6 +144,27 @@ def places_here(rows_STJ: torch.Tensor, count_SR: torch.Tensor, rank: int, unsor
     return order[row_STJ].flatten(0, 1)
 
 
+def _start_reading(sizes: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """The values on the host, once the result is called; only then the host waits, and not for what comes after."""
+    if not sizes.is_cuda:
+        return lambda: sizes
+    read = torch.empty(sizes.shape, dtype=sizes.dtype, pin_memory=True)
+    read.copy_(sizes, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def wait() -> torch.Tensor:
+        there.synchronize()
+        return read
+
+    return wait
+
+
+def _alone(group: Group, row_of_TJ: torch.Tensor, ends_E: torch.Tensor, total: int) -> Exchange:
+    """The plan of a group of one."""
+    return Exchange(group=group, row_of_TJ=row_of_TJ, sent=[total], received=[total], ends_E=ends_E)
+
+
 class TokenDispatcher:
     """The exchange over one rank's expert group; ``gathers``: tokens are gathered, instead of sent where they go."""
 
@@ -152,33 +173,40 @@ class TokenDispatcher:
         self.local_experts = num_experts // context.groups.ep.size
         self._ops = _Ops(context.ops["moe_permute"], context.ops["moe_unpermute"])
 
-    def plan(self, routing: Routing) -> Exchange:
-        """Exchange counts and lay out the rows. Where there are several ranks, or dropped choices, the host waits for
-        the device once: it needs the sizes of the exchange."""
+    def start_plan(self, routing: Routing) -> Callable[[], Exchange]:
+        """Exchange counts and lay out the rows; call the result for the plan. Where there are several ranks, or dropped
+        choices, the host then waits for the device, whose sizes of the exchange it needs. What the device was given
+        since keeps it busy meanwhile."""
         group, ep, etp = self.groups.expert, self.groups.ep.size, self.groups.etp.size
         rows_E, row_of_TJ = routing.rows_E, rows_to_send(routing, ep, etp)
         if group.size == 1:
-            total = routing.ids_Tk.numel() if routing.kept_Tk is None else int(rows_E.sum())
             ends_E = rows_E.cumsum(0, dtype=torch.int32)
-            return Exchange(group=group, row_of_TJ=row_of_TJ, sent=[total], received=[total], ends_E=ends_E)
+            total = _start_reading(rows_E.sum()) if routing.kept_Tk is not None else routing.ids_Tk.numel
+            return lambda: _alone(group, row_of_TJ, ends_E, int(total()))
         send_RE = rows_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
         every_SRE = all_gather(group, send_RE) if self._gathers else None
         count_SE = all_to_all(group, send_RE) if every_SRE is None else every_SRE[:, group.rank].contiguous()
-        sent, received = torch.stack((send_RE, count_SE)).sum(dim=2).tolist()
-        unsort = sort_by_expert(count_SE.t().contiguous(), sum(received))
-        places = None
-        if every_SRE is not None:
-            places = places_here(all_gather(group, row_of_TJ), every_SRE.sum(dim=2), group.rank, unsort)
-        return Exchange(
-            group=group,
-            row_of_TJ=row_of_TJ,
-            sent=sent,
-            received=received,
-            ends_E=count_SE.sum(dim=0).cumsum(0, dtype=torch.int32),
-            sort=sort_by_expert(count_SE, sum(received)),
-            unsort=unsort,
-            place_of_AJ=places,
-        )
+        sizes = _start_reading(torch.stack((send_RE, count_SE)).sum(dim=2))
+        every_STJ = None if every_SRE is None else all_gather(group, row_of_TJ)
+
+        def plan() -> Exchange:
+            sent, received = sizes().tolist()
+            unsort = sort_by_expert(count_SE.t().contiguous(), sum(received))
+            places = None
+            if every_SRE is not None and every_STJ is not None:
+                places = places_here(every_STJ, every_SRE.sum(dim=2), group.rank, unsort)
+            return Exchange(
+                group=group,
+                row_of_TJ=row_of_TJ,
+                sent=sent,
+                received=received,
+                ends_E=count_SE.sum(dim=0).cumsum(0, dtype=torch.int32),
+                sort=sort_by_expert(count_SE, sum(received)),
+                unsort=unsort,
+                place_of_AJ=places,
+            )
+
+        return plan
 
     def dispatch(self, x_TH: torch.Tensor, routing: Routing, plan: Exchange) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``[R, H]`` of the local experts, sorted by expert, and the routing weight of each row ``[R]`` fp32."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
@@ -74,7 +72,10 @@ class MoELayer(torch.nn.Module):
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The layer's contribution to the residual stream."""
         routing = self.router(x_SBH, microbatch, report)
-        plan = self._dispatcher.plan(routing)
+        started = self._dispatcher.start_plan(routing)
+        # Before the host waits for the sizes of the exchange, so that the device has something to do.
+        shared_SBH = self._shared(x_SBH, microbatch, report)
+        plan = started()
         x_TH = x_SBH.flatten(0, 1)
         if self.fc1_latent_proj is not None:
             x_TH = self.fc1_latent_proj(x_TH)
@@ -83,9 +84,11 @@ class MoELayer(torch.nn.Module):
         if self.fc2_latent_proj is not None:
             out_TH = self.fc2_latent_proj(out_TH)
         out_SBH = out_TH.view(x_SBH.shape)
-        if self.shared_experts is not None:
-            shared = (
-                functools.partial(run_again, self.shared_experts) if self._recomputes_shared else self.shared_experts
-            )
-            out_SBH = out_SBH + shared(x_SBH, microbatch, report)
-        return out_SBH
+        return out_SBH if shared_SBH is None else out_SBH + shared_SBH
+
+    def _shared(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor | None:
+        if self.shared_experts is None:
+            return None
+        if self._recomputes_shared:
+            return run_again(self.shared_experts, x_SBH, microbatch, report)
+        return self.shared_experts(x_SBH, microbatch, report)

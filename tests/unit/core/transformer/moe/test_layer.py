@@ -162,7 +162,7 @@ def test_a_choice_over_capacity_is_dropped_whole() -> None:
 def test_padding_gives_every_expert_the_same_number_of_rows() -> None:
     layer = _layer(**PADDED)
     x = torch.randn(40, 1, 64)
-    plan = layer._dispatcher.plan(layer.router(x, MICROBATCH, StageReport()))
+    plan = layer._dispatcher.start_plan(layer.router(x, MICROBATCH, StageReport()))()
     assert plan.ends_E.tolist() == [14, 28, 42, 56]
     plain = _layer(moe_expert_capacity_factor=0.7)
     torch.testing.assert_close(layer(x, MICROBATCH, StageReport()), plain(x, MICROBATCH, StageReport()))
