@@ -8,7 +8,7 @@ from megatron.core.config.optimizer import DistributedDataParallelConfig
 from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.contracts.stage import Stage
 from megatron.core.distributed.bucket_plan import plan_buffers
-from megatron.core.distributed.finalize_model_grads import finish_gradients, update_expert_bias
+from megatron.core.distributed.finalize_model_grads import finish_gradients, is_final, update_expert_bias
 from megatron.core.distributed.gradient_passes import GradientPasses, plan_units
 from megatron.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
 from megatron.core.distributed.param_gather import ParamGather
@@ -144,6 +144,13 @@ class DistributedDataParallel:
                 parameter's ``.grad``, or it arrived after its bucket was sent.
         """
         self._passes.finish()
-        divisor = self.layout.ldp if num_tokens is None else max(1, num_tokens)
-        finish_gradients(self.buffers, self.groups, self.sums, divisor)
+        finish_gradients(self.buffers, self.groups, self.sums, self._divisor(num_tokens))
         update_expert_bias((router for chunk in self.chunks for router in chunk.balanced_routers()), self.groups)
+
+    def leaves_gradients(self, num_tokens: int | None = None) -> bool:
+        """Whether ``finalize_model_grads`` will change no gradient: one term a sum, and nothing to divide by."""
+        divisor = self._divisor(num_tokens)
+        return self._passes.add_nothing and all(is_final(buffer, self.groups, divisor) for buffer in self.buffers)
+
+    def _divisor(self, num_tokens: int | None) -> int:
+        return self.layout.ldp if num_tokens is None else max(1, num_tokens)

@@ -29,12 +29,20 @@ def _add_other_stage(groups: ProcessGroups, mine: torch.Tensor) -> torch.Tensor:
     return first + last
 
 
+def is_final(buffer: ParamAndGradBuffer, groups: ProcessGroups, divisor: int) -> bool:
+    """Whether a buffer's sums over logical shards are the final gradient already."""
+    key = buffer.plan.key
+    return divisor == 1 and not key.two_stage and not (key.tp_partial and groups.tp.size > 1)
+
+
 def finish_gradients(
     buffers: Sequence[ParamAndGradBuffer], groups: ProcessGroups, sums: FloatSums, divisor: int
 ) -> None:
     """From the sums over logical shards, which lie in the owned spans of every gradient buffer, to the final gradient
     (unclipped) in the owned spans of the first; ``divisor`` is the number of logical shards or of tokens."""
     for buffer in buffers:
+        if is_final(buffer, groups, divisor):
+            continue
         for bucket in range(len(buffer.plan.buckets)):
             parts = [buffer.own_part(leaf, bucket) for leaf in range(len(buffer.grads))]
             own = parts[0]
@@ -45,8 +53,6 @@ def finish_gradients(
                 total = parts[0] + parts[1]
             elif buffer.plan.key.two_stage:
                 total = _add_other_stage(groups, total)
-            if divisor == 1 and total is own:
-                continue
             # A Python float meets an fp32 tensor as its value rounded to fp32.
             torch.mul(total, 1.0 / divisor, out=own)
 

@@ -118,6 +118,14 @@ class GradientPasses:
         for chunk in range(len(self._ended)):
             self._join(chunk)
 
+    @property
+    def add_nothing(self) -> bool:
+        """Whether every sum has one term, which stays where it is."""
+        return all(self._stays(buffer) for buffer in self._buffers)
+
+    def _stays(self, buffer: ParamAndGradBuffer) -> bool:
+        return buffer.group.size == 1 and self._num_passes == 1 and not self._in_bf16
+
     def used(self, chunk: int) -> set[int]:
         """As ``Readiness.used``; nothing without overlap."""
         return set() if self._readiness is None else self._readiness.used(chunk)
@@ -138,7 +146,7 @@ class GradientPasses:
     def _reduce(self, unit: Unit, last: bool) -> Waiting:
         buffer, place = self._buffers[unit.buffer], (unit.buffer, unit.leaf, unit.bucket)
         buffer.record_extremes(unit.leaf, unit.bucket)
-        if buffer.group.size == 1 and self._num_passes == 1 and not self._in_bf16:
+        if self._stays(buffer):
             # The sum of one contribution is that contribution, and lies where it belongs.
             return nothing_to_wait_for
         flat = buffer.bucket(unit.leaf, unit.bucket)

@@ -205,17 +205,19 @@ class TracedStep:
     def _finalize(self, finalize: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._recorder.active:
             return finalize(*args, **kwargs)
-        self._recorder.segment("optimizer", self._iteration)
-        before = [self._recorder.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(self._step.ddp.buffers)]
+        recorder, ddp, digests = self._recorder, self._step.ddp, self._step.optimizer.held_digests
+        recorder.segment("optimizer", self._iteration)
+        leaves = recorder.trusting and ddp.leaves_gradients(*args, **kwargs)
+        before = [] if leaves else [recorder.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(ddp.buffers)]
         result = finalize(*args, **kwargs)
-        ins = [note for notes in before for note in notes]
-        if self._recorder.trusting and self._step.replay is None:
+        if recorder.trusting and self._step.replay is None:
             # The step reads them anyway, and makes their digests then; nobody changes them before.
-            self._gradients = self._recorder.promise(_labels(self._step.optimizer.held_digests.gradients_held))
+            self._gradients = recorder.promise(_labels(digests.gradients_held))
             self._promised = self._gradients
         else:
-            self._gradients = self._noted(self._step.optimizer.held_digests.gradients)[1]
-        self._recorder.event("stage", "finalize_model_grads", ins=ins, outs=self._gradients, scope="gradients")
+            self._gradients = self._noted(digests.gradients)[1]
+        ins = self._gradients if leaves else [note for notes in before for note in notes]
+        recorder.event("stage", "finalize_model_grads", ins=ins, outs=self._gradients, scope="gradients")
         return result
 
     def _optimize(self, take_step: Any, *args: Any, **kwargs: Any) -> Any:

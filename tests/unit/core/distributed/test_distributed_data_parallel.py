@@ -65,6 +65,39 @@ def test_the_sum_is_divided_by_shards_or_by_tokens(num_tokens: int | None, divis
     assert same_bits(final, (shards[0] + shards[1]) * (1.0 / divisor))
 
 
+LEAVES = {
+    "one rank": (1, {}, None, True),
+    "two shards": (2, {}, None, False),
+    "divided by tokens": (1, {}, 3, False),
+    "divided by one token": (1, {}, 1, True),
+    "rounded": (1, {"grad_reduce_in_bf16": True}, None, False),
+}
+
+
+@pytest.mark.parametrize("two_stage", [False, True])
+@pytest.mark.parametrize("name", LEAVES)
+def test_gradients_that_are_left_as_they_are_are_known_before(name: str, two_stage: bool) -> None:
+    ldp, config, num_tokens, leaves = LEAVES[name]
+    groups = groups_for_test()
+    layout = replace(toy_layout(groups), ldp=ldp, block=ldp)
+    stage = SpecStage([spec for spec in stage_specs(groups) if two_stage or not spec.stages])
+    engine = DistributedDataParallel(
+        [stage], DistributedDataParallelConfig(**config), groups=groups, sums=ordered_sums(), layout=layout
+    )
+    assert any(buffer.plan.key.two_stage for buffer in engine.buffers) == two_stage
+    engine.zero_grad_buffer()
+    for _ in range(ldp - 1):
+        engine.end_pass(0)
+    for buffer in engine.buffers:
+        for grad in buffer.grads:
+            grad.normal_(generator=torch.Generator().manual_seed(3))
+    before = [buffer.grad.clone() for buffer in engine.buffers]
+    told = engine.leaves_gradients(num_tokens)
+    engine.finalize_model_grads(num_tokens)
+    assert told == (leaves and not two_stage)
+    assert told == all(same_bits(a, buffer.grad) for a, buffer in zip(before, engine.buffers, strict=True))
+
+
 def test_every_shard_is_rounded_to_bfloat16_once() -> None:
     shards, final = _final(DistributedDataParallelConfig(grad_reduce_in_bf16=True), None)
     rounded = shards.bfloat16().float()
