@@ -5,7 +5,6 @@ A program of its own, ``python -m megatron.determinism.checkpoint``: reading ten
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from megatron.core.config.errors import DamagedInputError
 from megatron.core.digest.bits import first_difference
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, DamagedFactsError
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
+from megatron.determinism.command_line import build_parser
 from megatron.determinism.report import Exit, Outcome
 
 _SHOWN = 20
@@ -175,17 +175,11 @@ def _shown(values: torch.Tensor, index: int) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``checkpoint verify`` or ``checkpoint diff``; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="megatron-determinism checkpoint", allow_abbrev=False)
-    parser.add_argument("action", choices=("verify", "diff"))
-    parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(argv)
-    if len(options.folders) != (2 if options.action == "diff" else 1):
-        parser.error(f"{options.action} takes {'two folders' if options.action == 'diff' else 'one folder'}")
+    options = build_parser().parse_args(["checkpoint", *argv])
     if options.action == "verify":
-        outcome = verify_checkpoint(options.folders[0])
+        outcome = verify_checkpoint(options.folder)
     else:
-        outcome = diff_checkpoints(*options.folders)
+        outcome = diff_checkpoints(options.a, options.b)
     return outcome.print(sys.stdout, as_json=options.json)
 
 

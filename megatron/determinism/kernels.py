@@ -6,7 +6,6 @@ A program of its own, ``python -m megatron.determinism.kernels``: the ops need t
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ import torch
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import Op
 from megatron.determinism import kernel_manifest
+from megatron.determinism.command_line import build_parser
 from megatron.determinism.report import Exit, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,11 +108,7 @@ def record_kernels(root: Path, reason: str | None) -> Outcome:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``kernels list``, ``check`` or ``record``; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="megatron-determinism kernels", allow_abbrev=False)
-    parser.add_argument("action", choices=("list", "check", "record"))
-    parser.add_argument("--no-test-change", metavar="REASON", help="record: why kernels changed without their tests")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(argv)
+    options = build_parser().parse_args(["kernels", *argv])
     if options.action == "list":
         outcome = list_kernels(ALL_OPS)
     elif options.action == "check":
