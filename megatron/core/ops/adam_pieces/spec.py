@@ -20,6 +20,7 @@ PIECES = (
     PieceAt(name="b.weight", shard=7, start=1024, length=TILE + 77, offset=2048),
     PieceAt(name="c", shard=0, start=5, length=1, offset=TILE + 4096),
 )
+ALIGNED = tuple(replace(piece, length=piece.length + -piece.length % 4) for piece in PIECES)
 DECAYS = (True, True, False, True)
 WRITES = (1, 2, 3, 5)
 
@@ -43,14 +44,15 @@ def operands(
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """Gaps, short and empty pieces, more than a tile, with and without decay; nothing at all; first and late steps,
-    tiny and huge gradients."""
-    plan = UpdatePlan(PIECES, [piece.offset for piece in PIECES], DECAYS)
+    """Gaps, short and empty pieces, more than a tile, with and without decay, of any length and of multiples of four;
+    nothing at all; first and late steps, tiny and huge gradients."""
+    plan, aligned = (UpdatePlan(pieces, [piece.offset for piece in pieces], DECAYS) for pieces in (PIECES, ALIGNED))
     whole, short = TILE + 4097, 513
     one = UpdatePlan([PieceAt(name="a", shard=0, start=0, length=short, offset=0)], [0], [True])
     out = []
     for name, which, size, changes, scale in (
         ("pieces", plan, whole, {}, 1.0),
+        ("aligned", aligned, whole + 3, {}, 1.0),
         ("empty", UpdatePlan([], [], []), 0, {}, 1.0),
         ("late", one, short, {"step": 100_000}, 1.0),
         ("tiny", one, short, {"step": 2, "clip_factor": 1.0}, 1e-25),
