@@ -1,7 +1,9 @@
-"""Folders and files that a run is told to write to or read from: what can be seen of them before anything starts."""
+"""Folders and files that a run is told to write to or read from, and the packages that writing them takes: what can be
+seen before anything starts."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -43,6 +45,24 @@ def _tokenizer_problems(config: TokenizerConfig) -> list[Problem]:
         Problem(f"{flag} {path}, which is not there", "a file of the tokenizer", f"{flag} to its path", local=True)
         for flag, path in config.files().items()
         if not Path(path).exists()
+    ]
+
+
+def package_problems(config: RunConfig) -> list[Problem]:
+    """Optional packages that a flag needs and that are not installed."""
+    needs = {
+        "--run-dir": (config.logging.run_dir, "matplotlib", "which draws its picture"),
+        "--tensorboard-dir": (config.logging.tensorboard_dir, "tensorboard", "which writes its files"),
+    }
+    return [
+        Problem(
+            f"{flag} {folder}",
+            f"the package {package}, {what}; it is not installed",
+            f"pip install {package}, or leave out {flag}",
+            local=True,
+        )
+        for flag, (folder, package, what) in needs.items()
+        if folder is not None and importlib.util.find_spec(package) is None
     ]
 
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from megatron.core.config.errors import ConfigError, Problem
 from megatron.training.config.training import LoggingConfig
 from megatron.training.observe.log_line import LogLineFormat, training_line, validation_block
 from megatron.training.observe.step_record import StepMetrics
@@ -87,29 +86,15 @@ class MetricsFile:
         self._file.close()
 
 
-def _require_package(package: str, flag: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        problem = Problem(
-            f"{flag} without the package {package}", f"pip install {package}", f"install it or drop {flag}"
-        )
-        raise ConfigError([problem])
-
-
 def build_observers(logging: LoggingConfig, shape: LogLineFormat, start_iteration: int) -> list[Observer]:
-    """The observers that the settings ask for; a progress bar where standard error is a terminal.
-
-    Raises:
-        ConfigError: an optional package that a flag needs is not installed.
-    """
+    """The observers that the settings ask for; a progress bar where standard error is a terminal."""
     observers: list[Observer] = [LogLines(shape, logging.log_interval)]
     if logging.run_dir:
-        _require_package("matplotlib", "--run-dir")
         from megatron.training.observe.curves import CurvesPicture
 
         # The picture is drawn from the file, so it is told to close after it.
         observers += [MetricsFile(Path(logging.run_dir), start_iteration), CurvesPicture(Path(logging.run_dir))]
     if logging.tensorboard_dir:
-        _require_package("tensorboard", "--tensorboard-dir")
         from megatron.training.observe.tensorboard import TensorBoard
 
         observers.append(TensorBoard(Path(logging.tensorboard_dir), logging.tensorboard_log_interval))

@@ -21,7 +21,7 @@ from megatron.core.config.errors import (
 from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.cli.parser import parse
 from megatron.training.config.data_sources import require_data_files
-from megatron.training.config.folder_rules import folder_problems
+from megatron.training.config.folder_rules import folder_problems, package_problems
 from megatron.training.config.manifest import used_folder_problems
 from megatron.training.config.resolve import known_logical_layout, resolution_notes, resolve
 from megatron.training.config.resume_rules import (
@@ -70,7 +70,7 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     given = with_stored_layout(parsed.config, source, world_size)
     problems += without_repeats(config_problems(given, world_size), parsed.doubtful)
     problems += environment_problems(environment, given.numerics)
-    problems += folders
+    problems += folders + package_problems(parsed.config)
     if problems:
         raise ConfigError(problems)
     config = resolve(given, world_size)

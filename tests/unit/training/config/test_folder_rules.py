@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 
 from megatron.core.config.errors import ConfigError
-from megatron.training.config.folder_rules import folder_problems
+from megatron.training.config.folder_rules import folder_problems, package_problems
 from megatron.training.setup.command_line import start_up
 from tests.support.settings import SMALL, given
 
@@ -51,6 +52,16 @@ def test_it_is_said_before_torch_is_loaded(flag: str, tmp_path: Path) -> None:
         f"{flag} {file}",
         f"--load {file}",
     ]
+
+
+@pytest.mark.parametrize(("flag", "package"), [("--run-dir", "matplotlib"), ("--tensorboard-dir", "tensorboard")])
+def test_a_package_that_is_not_there(flag: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (flag, str(tmp_path))
+    assert package_problems(given(*words)) == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert package_problems(given()) == []
+    with pytest.raises(ConfigError, match=f"the package {package}, .* pip install {package}, or leave out {flag}"):
+        start_up([*SMALL, *words], {})
 
 
 @pytest.mark.parametrize("flag", ["--tokenizer-model", "--vocab-file", "--merge-file"])
