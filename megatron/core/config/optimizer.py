@@ -34,6 +34,11 @@ class OptimizerConfig:
     """Cut masters and moments over the data-parallel ranks."""
 
 
+def default_bucket_size(data_parallel_size: int) -> int:
+    """Elements per gradient bucket where nothing is said, as in Megatron."""
+    return max(40_000_000, 1_000_000 * data_parallel_size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DistributedDataParallelConfig:
     """Gradient buckets."""

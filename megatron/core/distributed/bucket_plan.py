@@ -11,13 +11,9 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron.core.config.errors import ConfigError, Problem
-from megatron.core.config.optimizer import DistributedDataParallelConfig
+from megatron.core.config.optimizer import DistributedDataParallelConfig, default_bucket_size
 from megatron.core.contracts.flat_buffer import Piece, Span
 from megatron.core.contracts.param_spec import SHARD_ALIGNMENT, ParamSpec
-
-_SMALLEST_BUCKET = 40_000_000
-_SMALLEST_PER_RANK = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -67,29 +63,12 @@ class BufferPlan:
 
 def plan_bucket_size(config: DistributedDataParallelConfig, dp: int, numel: int) -> int:
     """Elements after which a bucket is closed: ``ddp_bucket_size``, or ``numel`` (elements of all buffers of this
-    rank) over ``ddp_num_buckets``, or max(40,000,000, 1,000,000 * DP), Megatron's default.
-
-    Raises:
-        ConfigError: both are given, or one is not a positive whole number.
-    """
-    given = {
-        "--ddp-bucket-size": config.ddp_bucket_size,
-        "--ddp-num-buckets": config.ddp_num_buckets,
-    }
-    problems = [
-        Problem(f"{flag} {value}", "a whole number of at least 1", flag)
-        for flag, value in given.items()
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1)
-    ]
-    if None not in given.values():
-        problems.append(Problem(" and ".join(given), "one of them", "leave one out"))
-    if problems:
-        raise ConfigError(problems)
+    rank) over ``ddp_num_buckets``, or the default."""
     if config.ddp_bucket_size is not None:
         return config.ddp_bucket_size
     if config.ddp_num_buckets is not None:
         return max(1, numel // config.ddp_num_buckets)
-    return max(_SMALLEST_BUCKET, _SMALLEST_PER_RANK * dp)
+    return default_bucket_size(dp)
 
 
 def _key(spec: ParamSpec) -> BufferKey:
@@ -139,7 +118,6 @@ def plan_buffers(
     holds one chunk's, because chunks end their passes at different times.
 
     Raises:
-        ConfigError: as ``plan_bucket_size``.
         ValueError: two parameters have one name, or an expert claims steps that do not apply to it.
     """
     by_key: dict[BufferKey, list[ParamSpec]] = {}

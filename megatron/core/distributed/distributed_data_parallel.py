@@ -46,7 +46,6 @@ class DistributedDataParallel:
     LDP / DP passes.
 
     Raises:
-        ConfigError: the bucket settings contradict each other.
         ValueError: the data-parallel size does not divide the logical one, or a ParamSpec contradicts itself.
     """
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron.core.config.fields import spelling_of
-from megatron.core.config.optimizer import DistributedDataParallelConfig, SchedulerConfig
+from megatron.core.config.optimizer import DistributedDataParallelConfig, SchedulerConfig, default_bucket_size
 from megatron.core.config.parallel import ModelParallelConfig
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.datasets.batch_sizes import BatchSizes, parse_schedule, ramp_up
@@ -324,7 +324,7 @@ def _in_samples(samples: int | None, iterations: int | None, training: TrainingC
 def _ddp(ddp: DistributedDataParallelConfig, data_parallel_size: int | None) -> DistributedDataParallelConfig:
     if ddp.ddp_bucket_size is not None or ddp.ddp_num_buckets is not None or data_parallel_size is None:
         return ddp
-    return replace(ddp, ddp_bucket_size=max(40_000_000, 1_000_000 * data_parallel_size))
+    return replace(ddp, ddp_bucket_size=default_bucket_size(data_parallel_size))
 
 
 def _data(data: DataConfig) -> DataConfig:
