@@ -4,9 +4,10 @@
 
 Trains a hybrid model of about 1.3 billion parameters in bf16 for a few steps in every layout (DP2; TP2 with sequence
 parallelism), saves twice, synchronously and in the background, and loads once more; then as many processes write and
-read files of the same sizes, synced, with nothing else to do. The second save counts: the first one also allocates the
-host buffers. Prints one row per layout; the last columns are shares of the plain rate, and the stall of a save in the
-background as a share of a synchronous one.
+read files of the same sizes, synced, with nothing else to do. Whatever is read comes from the disk: files are dropped
+from the page cache before. The second save counts: the first one also allocates the host buffers. Prints one row per
+layout; the last columns are shares of the plain rate, and the stall of a save in the background as a share of a
+synchronous one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from megatron.determinism.leg_log import read_failure
@@ -74,6 +75,14 @@ def write_plain(path: Path, size: int) -> None:
         os.fsync(file.fileno())
 
 
+def drop_cached(paths: Iterable[Path]) -> None:
+    """Have the next reader of synced files read them from the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+
+
 def read_plain(path: Path, size: int) -> None:
     """Read it into one buffer."""
     del size
@@ -111,6 +120,7 @@ def measure(gpus: int, layout: str, root: Path) -> dict[str, object]:
     newest = folder / "iter_0000004"
     files = sorted(newest.glob("*.distcp"))
     total = sum(path.stat().st_size for path in files)
+    drop_cached(newest.iterdir())
     again = train(gpus, layout, folder, "--load", str(folder), "--train-iters", "5", "--save-interval", "100", KEPT)
     load_s = float(LOADED.findall(again)[-1])
     shutil.rmtree(folder)
@@ -121,6 +131,7 @@ def measure(gpus: int, layout: str, root: Path) -> dict[str, object]:
     by_rank = [total // gpus] * gpus
     paths = [root / f"plain_{rank}" for rank in range(gpus)]
     plain_write_s = plain_seconds(write_plain, paths, by_rank)
+    drop_cached(paths)
     plain_read_s = plain_seconds(read_plain, paths, by_rank)
     for path in paths:
         path.unlink()

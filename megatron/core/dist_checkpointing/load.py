@@ -1,10 +1,11 @@
-"""Load: check every file's bytes, read this rank's pieces, and prove by digests that everything arrived."""
+"""Load: read this rank's pieces, check every file's bytes meanwhile, and prove by digests that everything arrived."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -67,36 +68,34 @@ def _words(facts: TensorFacts | None) -> str:
     return "missing" if facts is None else f"{facts.dtype}{list(facts.shape)} in {facts.shards} shards"
 
 
-def require_whole_files(folder: Path, facts: Facts, group: CheckpointGroup) -> None:
-    """Every file is there with the bytes that were written; the files are shared out over the ranks.
-
-    A rank hashes the files it wrote, so that the reading after it finds them in memory.
-
-    Raises:
-        DamagedInputError: on all ranks; names every damaged file.
-    """
+def _files_to_check(facts: Facts, group: CheckpointGroup) -> list[tuple[str, dict[str, Any]]]:
+    """This rank's part of the files. It checks those that it wrote and will read, so that they are read once."""
     mine = []
     for i, (name, stated) in enumerate(sorted(facts["files"].items())):
         owner = name.strip("_").split("_")[0]
         if (int(owner) if owner.isdecimal() else i) % group.size == group.rank:
             mine.append((name, stated))
-    with ThreadPoolExecutor(MAX_FILES, thread_name_prefix="checkpoint-hash") as pool:
-        checked = list(pool.map(lambda file: file_problem(folder, *file), mine))
-    problems = [problem for problem in checked if problem is not None]
-    found = [problem for rank in group.gather(problems) for problem in rank]
-    if found:
-        raise DamagedInputError(f"checkpoint {folder} is damaged: {'; '.join(found)}")
+    return mine
 
 
 def load_pieces(folder: Path, facts: Facts, wanted: Sequence[StoredPiece], group: CheckpointGroup) -> None:
-    """Fill the values of all pieces from the checkpoint, and prove it.
+    """Fill the values of all pieces from the checkpoint, and prove it: every file has the bytes that were written, and
+    every tensor the digest it was saved with.
 
     Call it on all ranks; every element of every wanted tensor is ``written`` on exactly one of them.
 
     Raises:
-        DamagedInputError: on all ranks: a file cannot be read, or a tensor does not have the digest it was saved with.
+        DamagedInputError: on all ranks: files are damaged, or cannot be read, or a tensor arrived otherwise; names
+            them.
     """
-    failures = group.failures(_read(folder, wanted, group))
+    with ThreadPoolExecutor(MAX_FILES, thread_name_prefix="checkpoint-hash") as pool:
+        checked = pool.map(lambda file: file_problem(folder, *file), _files_to_check(facts, group))
+        failure = _read(folder, wanted, group)
+        problems = [problem for problem in checked if problem is not None]
+    damaged = [problem for rank in group.gather(problems) for problem in rank]
+    if damaged:
+        raise DamagedInputError(f"checkpoint {folder} is damaged: {'; '.join(damaged)}")
+    failures = group.failures(failure)
     if failures:
         raise DamagedInputError(f"checkpoint {folder} cannot be loaded: {'; '.join(failures)}")
     digests = add_digests(group.gather(digests_of(piece for piece in wanted if piece.written)))

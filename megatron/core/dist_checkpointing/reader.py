@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.writer import MAX_FILES, METADATA_FILE, Place
 
 _CLASSES = (
@@ -69,27 +70,6 @@ def read_metadata(folder: Path) -> Metadata:
     return metadata
 
 
-def read_entry(folder: Path, place: Place) -> torch.Tensor:
-    """One stored tensor.
-
-    Raises:
-        DamagedInputError: the file is missing, too short, or holds something else there; names it.
-    """
-    path = folder / place.relative_path
-    try:
-        with path.open("rb") as file:
-            file.seek(place.offset)
-            raw = file.read(place.length)
-        values = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise DamagedInputError(f"{path}: no such file") from error
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError) as error:
-        raise DamagedInputError(f"{path} is damaged at byte {place.offset}: {error}") from error
-    if not isinstance(values, torch.Tensor):
-        raise DamagedInputError(f"{path} holds a {type(values).__name__} at byte {place.offset}, not a tensor")
-    return values
-
-
 class FolderReader(StorageReader):
     """Reads from a checkpoint folder.
 
@@ -101,6 +81,7 @@ class FolderReader(StorageReader):
     def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
         self.folder = folder
         self._progress = progress
+        self._entries = EntryReader(folder)
         self._places: dict[MetadataIndex, Place] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
@@ -123,7 +104,7 @@ class FolderReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read each stored entry that is wanted once, and copy the wanted ranges to their places."""
+        """Read the wanted ranges of each stored entry to their places."""
         wanted: dict[MetadataIndex, list[ReadItem]] = {}
         for item in plan.items:
             if item.type != LoadItemType.TENSOR or item.storage_index not in self._places:
@@ -140,17 +121,14 @@ class FolderReader(StorageReader):
         return future
 
     def _read_entry(self, index: MetadataIndex, items: Sequence[ReadItem], planner: LoadPlanner) -> int:
-        """Copy what is wanted of one entry to its places; returns the entry's bytes in the file."""
-        stored = read_entry(self.folder, self._places[index])
+        """Read what is wanted of one entry; returns the bytes of it."""
+        done = 0
         for item in items:
-            start, length = item.storage_offsets[0], item.lengths[0]
-            if start + length > stored.numel():
-                raise DamagedInputError(f"{self.folder / self._places[index].relative_path}: {index.fqn} is short")
             target = planner.resolve_tensor(item).detach()
-            with torch.no_grad():
-                target.copy_(stored[start : start + length])
+            self._entries.read(self._places[index], target, item.storage_offsets[0])
             planner.commit_tensor(item, target)
-        return self._places[index].length
+            done += target.nbytes
+        return done
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:

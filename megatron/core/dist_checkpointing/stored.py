@@ -9,10 +9,11 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, Facts, file_problem, read_facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, add_digests, digests_of
 from megatron.core.dist_checkpointing.folder import find_checkpoint
-from megatron.core.dist_checkpointing.reader import read_entry, read_metadata
+from megatron.core.dist_checkpointing.reader import read_metadata
 from megatron.core.dist_checkpointing.writer import METADATA_FILE
 
 
@@ -40,6 +41,7 @@ class StoredCheckpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = checkpoint_in(folder)
         self.facts: Facts = read_facts(self.folder)
+        self._entries = EntryReader(self.folder)
         self._metadata: Metadata | None = None
 
     def tensor(self, key: str) -> TensorFacts:
@@ -73,9 +75,8 @@ class StoredCheckpoint:
             place = metadata.storage_data.get(MetadataIndex(key, chunk.offsets))
             if begin != end or place is None:
                 break
-            values = read_entry(self.folder, place)
-            if values.shape != chunk.sizes:
-                raise DamagedInputError(f"{self.folder / place.relative_path}: {key} from {begin} on has another size")
+            values = torch.empty(chunk.sizes, dtype=stored.properties.dtype)
+            self._entries.read(place, values)
             yield begin, values
             end = begin + values.numel()
         if end != self.tensor(key).numel:

@@ -13,7 +13,7 @@ from megatron.core.contracts.stage import Stage
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
 from megatron.core.dist_checkpointing.facts import Facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, plain_piece
-from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors, require_whole_files
+from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule
 from megatron.core.process_groups.groups import ProcessGroups
@@ -77,7 +77,6 @@ def restore(
     folder, facts = source.folder, source.facts
     with_optimizer = takes_optimizer(config.checkpoint, source)
     _require_agreement(source, group)
-    require_whole_files(folder, facts, group)
     kinds = (MASTERS, *(MOMENTS if with_optimizer else ()))
     wanted = [*parameter_pieces(optimizer, kinds), *router_pieces_to_load(chunks, groups)]
     require_same_tensors(folder, facts, wanted, group, (*kinds, *ROUTERS))

@@ -1,0 +1,118 @@
+"""One stored tensor: where its values lie in the archive ``torch.save`` made of it, and reading them to their place.
+
+An entry is a zip archive whose record ``data/0`` is the values. Nothing else of it is read, and nothing is unpickled:
+type and shape are in DCP's metadata, and digests prove the values.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import threading
+import zipfile
+from pathlib import Path
+
+import torch
+
+from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.writer import Place
+
+CHUNK = 1 << 24
+"""Bytes that are in flight between file and tensor: they stay in the processor's cache."""
+
+_VALUES = "/data/0"
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""Of a record: the lengths of its name and of what follows it; then come its bytes."""
+
+
+class _Region(io.RawIOBase):
+    """Part of a file, as a file."""
+
+    def __init__(self, file: io.FileIO, start: int, length: int) -> None:
+        super().__init__()
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        wanted = memoryview(buffer)[: max(0, self._length - self._at)]
+        self._file.seek(self._start + self._at)
+        got = self._file.readinto(wanted)
+        self._at += got
+        return got
+
+
+class EntryReader:
+    """Reads entries of a checkpoint folder; several threads may."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._own = threading.local()
+
+    def read(self, place: Place, out: torch.Tensor, start: int = 0) -> None:
+        """Fill ``out``, flat and contiguous, with values from element ``start`` on.
+
+        Raises:
+            DamagedInputError: the file is missing or too short, or has no such values there; names it.
+        """
+        path = self._folder / place.relative_path
+        try:
+            with path.open("rb", buffering=0) as file:
+                begin, length = _values_of(file, place)
+                first = start * out.element_size()
+                if first + out.nbytes > length:
+                    raise ValueError(f"{length} bytes of values, {first + out.nbytes} were expected")
+                file.seek(begin + first)
+                self._fill(file, out.view(torch.uint8))
+        except FileNotFoundError as error:
+            raise DamagedInputError(f"{path}: no such file") from error
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, struct.error) as error:
+            raise DamagedInputError(f"{path} is damaged at byte {place.offset}: {error}") from error
+
+    def _fill(self, file: io.FileIO, out: torch.Tensor) -> None:
+        if not out.is_cuda:
+            _read_all(file, memoryview(out.numpy()))
+            return
+        buffer = self._buffer()
+        for piece in out.split(CHUNK):
+            held = buffer[: piece.numel()]
+            _read_all(file, memoryview(held.numpy()))
+            piece.copy_(held)
+
+    def _buffer(self) -> torch.Tensor:
+        """This thread's, in memory that a GPU reads by itself."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True)
+        return self._own.buffer
+
+
+def _values_of(file: io.FileIO, place: Place) -> tuple[int, int]:
+    """First byte of the values in the file, and how many there are."""
+    region = _Region(file, place.offset, place.length)
+    with zipfile.ZipFile(region) as archive:
+        (record,) = (each for each in archive.infolist() if each.filename.endswith(_VALUES))
+    if record.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("its values are compressed")
+    file.seek(place.offset + record.header_offset)
+    header = file.read(_LOCAL_HEADER.size)
+    at = record.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+    if at + record.file_size > place.length:
+        raise ValueError("its values end behind it")
+    return place.offset + at, record.file_size
+
+
+def _read_all(file: io.FileIO, into: memoryview) -> None:
+    while into:
+        got = file.readinto(into)
+        if not got:
+            raise ValueError(f"the file ends {len(into)} bytes early")
+        into = into[got:]
