@@ -199,6 +199,18 @@ def _timed_or_atomic(source: Source) -> Iterator[Hit]:
             )
 
 
+def _unannounced(source: Source) -> Iterator[Hit]:
+    announced = {
+        id(inner)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.With) and any(ast.unparse(item.context_expr) == "rerun()" for item in node.items)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and node.attr == "enable_grad" and id(node) not in announced:
+            yield node.lineno, "a forward inside a backward: compute it inside rerun() (core/ops/rerun.py), for traces"
+
+
 BOUNDARIES = (
     Rule(
         name="global",
@@ -297,5 +309,11 @@ BOUNDARIES = (
         where=("megatron/core/ops/",),
         planted="import triton\n\nf = triton.autotune\n",
         planted_at="megatron/core/ops/planted/deterministic.py",
+    ),
+    Rule(
+        name="rerun",
+        check=_unannounced,
+        where=("megatron/",),
+        planted="def backward(ctx, grad):\n    with torch.enable_grad():\n        y = ctx.run()\n",
     ),
 )

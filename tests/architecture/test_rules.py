@@ -33,6 +33,7 @@ def test_rule_sees_the_planted_breach(rule: Rule) -> None:
         ("late-import", "tools/progress.py", "def f():\n    import rich.progress\n"),
         ("backend-sum", "megatron/core/optimizer/x.py", "def f(sums, group, x):\n    sums.all_reduce(group, x)\n"),
         ("timed-or-atomic", "megatron/core/ops/x/fast.py", "import triton\n\nf = triton.autotune\n"),
+        ("rerun", "megatron/a.py", "with rerun() as again:\n    with torch.enable_grad():\n        f()\n"),
     ],
 )
 def test_rule_leaves_the_permitted_form_alone(name: str, path: str, text: str) -> None:
