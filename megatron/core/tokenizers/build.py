@@ -119,9 +119,9 @@ def build_tokenizer(choice: TokenizerChoice) -> Tokenizer:
 
 def _unknown(kind: str | None) -> Problem:
     names = ", ".join(TOKENIZER_TYPES)
-    change = f"--tokenizer-type {', '.join(TOKENIZER_TYPES[:-1])} or {TOKENIZER_TYPES[-1]}"
+    change = "--tokenizer-type to one of these"
     if kind is None:
-        return Problem("no --tokenizer-type", f"one of {names}", change)
+        return Problem("no --tokenizer-type", f"one of {names}", "add --tokenizer-type")
     if kind in _REFUSED:
         return Problem(f"--tokenizer-type {kind}", f"one of {names}; {_REFUSED[kind]}", change)
     near = difflib.get_close_matches(kind, TOKENIZER_TYPES, n=1)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import DamagedInputError, Problem
+from megatron.core.config.fields import flags_of
 from megatron.core.trace.format import TRACE_FILES
 from megatron.training.config.resolve import known_logical_layout
-from megatron.training.config.run import RunConfig
+from megatron.training.config.resume_rules import LAYOUT_FLAGS
+from megatron.training.config.run import RunConfig, config_classes
 
 MANIFEST_FILE = "manifest.json"
 
@@ -94,10 +96,21 @@ def folder_problems(folder: Path, trajectory: Json) -> list[Problem]:
 
 def _unlike(folder: Path, found: list[tuple[str, Any, Any]]) -> list[Problem]:
     change = "another --fingerprint-dir, or the settings of the run that is there"
-    return [
-        Problem(f"{path} {now}", f"{then}, as in the run whose fingerprint is in {folder}", change, local=True)
-        for path, then, now in found
-    ]
+    needed = f"as in the run whose fingerprint is in {folder}"
+    return [Problem(f"{_flag_of(path)} {now}", f"{then}, {needed}", change, local=True) for path, then, now in found]
+
+
+def _flag_of(path: str) -> str:
+    """The flag behind a field of the manifest; the field where there is none, as for versions."""
+    part, _, rest = path.partition(".")
+    group, _, name = rest.partition(".")
+    if part == "seed":
+        return "--seed"
+    if part == "logical_layout":
+        return LAYOUT_FLAGS.get(rest, path)
+    classes = config_classes() if part == "recipe" else {}
+    flags = flags_of(classes[group]) if group in classes else ()
+    return next((flag.spellings[0] for flag in flags if flag.name == name), path)
 
 
 def trace_folder_problems(folder: Path) -> list[Problem]:

@@ -60,6 +60,8 @@ _FREE_LAYOUT = {
     "block": "--logical-reduce-block-size",
     "micro_batch_size": "--micro-batch-size",
 }
+LAYOUT_FLAGS = {**_FIXED_LAYOUT, **_FREE_LAYOUT}
+"""What decides each field of the logical layout on the command line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,8 +213,7 @@ def _layout_problems(config: RunConfig, layout: Mapping[str, Any], source: Sourc
 
 
 def _words(layout: Mapping[str, Any]) -> str:
-    names = (*_FIXED_LAYOUT, *_FREE_LAYOUT)
-    return ", ".join(f"{name} {layout[name]}" for name in names if layout.get(name) is not None)
+    return ", ".join(f"{name} {layout[name]}" for name in LAYOUT_FLAGS if layout.get(name) is not None)
 
 
 def _content_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
@@ -244,6 +245,9 @@ def _schedule_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
         return
     mine, stored = dataclasses.asdict(schedule_of(config)), source.facts["schedule"]
     different = [name for name in mine if mine[name] != stored.get(name)]
+    if all(numbers.get("decay_samples") == numbers.get("wd_incr_samples") for numbers in (mine, stored)):
+        # A decay that ends with the training follows its length: said once.
+        different = [name for name in different if name != "decay_samples"]
     if different:
         yield Problem(
             "another schedule: " + "; ".join(_number(name, mine[name]) for name in different),

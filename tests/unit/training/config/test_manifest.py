@@ -27,8 +27,10 @@ def test_fingerprints_of_another_run_are_refused_early(tmp_path: Path):
     assert refused(*prints) == []
     write_folder(tmp_path / "f", [record(1)])
     assert refused(*prints) == refused(*prints, "--log-interval", "7") == []
-    assert refused(*prints, "--seed", "7", "--lr", "0.5") == ["recipe.optimizer.lr 0.5", "seed 7"]
-    assert "logical_layout.micro_batch_size 2" in refused(*prints, "--micro-batch-size", "2")
+    assert refused(*prints, "--seed", "7", "--lr", "0.5") == ["--lr 0.5", "--seed 7"]
+    assert "--micro-batch-size 2" in refused(*prints, "--micro-batch-size", "2")
+    (tmp_path / "f" / "manifest.json").write_text('{"trajectory": {"recipe": {"new": 1}}, "launches": []}')
+    assert {"recipe.new None", "--seed 1234"} <= {*refused(*prints)}
     (tmp_path / "f" / "manifest.json").write_text("{")
     with pytest.raises(DamagedInputError, match=r"manifest\.json is damaged"):
         start_up([*SMALL, *prints], {})
@@ -38,7 +40,10 @@ def test_rows_that_only_the_tokenizer_tells_are_compared_later(tmp_path: Path):
     write_folder(tmp_path, [record(1)])
     words = ("--fingerprint-dir", str(tmp_path), "--padded-vocab-size", "512")
     assert refused(*words[:2]) == []
-    assert refused(*words) == ["recipe.tokenizer.padded_vocab_size 512", "logical_layout.padded_vocab_size 512"]
+    assert refused(*words) == [
+        "--padded-vocab-size 512",
+        "--make-vocab-size-divisible-by, --padded-vocab-size 512",
+    ]
 
 
 def test_a_schedule_that_is_the_checkpoints_is_compared_later(tmp_path: Path):

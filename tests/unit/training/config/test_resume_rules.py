@@ -146,8 +146,9 @@ def test_another_schedule_shows_both_unless_one_is_chosen(tmp_path: Path) -> Non
 def test_longer_training_is_another_schedule(tmp_path: Path) -> None:
     write(tmp_path)
     (text,) = problems(tmp_path, "--train-iters", "5")
-    assert "--lr-decay-iters or --lr-decay-samples (not given: the length of training): 10 samples" in text
-    assert "--train-iters or --train-samples: 10 samples" in text
+    assert "given another schedule: --train-iters or --train-samples: 10 samples; needed" in text
+    (text,) = problems(tmp_path, "--lr-decay-iters", "4", "--train-iters", "5")
+    assert "--lr-decay-iters or --lr-decay-samples (not given: the length of training): 8 samples" in text
     assert "_samples" not in text
 
 

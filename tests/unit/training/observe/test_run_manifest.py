@@ -105,7 +105,7 @@ def test_launches_are_appended(tmp_path: Path):
 def test_other_trajectory_is_refused_with_both_values(tmp_path: Path):
     write_folder(tmp_path, [record(1)])
     (problem,) = folder_problems(tmp_path, manifest_parts(effective("--seed", "7"))[0])
-    assert (problem.given, problem.needed.partition(",")[0]) == ("seed 7", "1234")
+    assert (problem.given, problem.needed.partition(",")[0]) == ("--seed 7", "1234")
     assert "another --fingerprint-dir" in problem.change
 
 
