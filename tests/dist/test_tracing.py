@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from megatron.core.config.errors import ConfigError, TrainingStoppedError
 from megatron.core.digest.bits import digest_hex
+from megatron.core.pipeline_parallel.execute import _Executor
 from megatron.core.process_groups.probed import ProbedSums
 from megatron.core.trace.format import LEVELS, Event, decode_event, trace_file
 from megatron.core.trace.probed_stage import ProbedStage
@@ -144,6 +150,40 @@ def test_state_of_every_parameter_is_there(runs: tuple[Path, list[dict]]):
     assert "decoder.layers.1.mlp.router.weight" in names
     assert names == {e.scope for e in state if e.name == "main_params"}
     assert {e.name for e in state} == {"weights", "expert_bias", "main_params", "exp_avg", "exp_avg_sq"}
+
+
+def in_another_thread(backward: Callable) -> Callable:
+    """The same in a thread of its own, with this thread's dispatch modes, as torch has a backward on a device."""
+
+    def call(*args: object) -> object:
+        modes = _get_current_dispatch_mode_stack()
+
+        def work() -> object:
+            with ExitStack() as stack:
+                for mode in modes:
+                    stack.enter_context(mode)
+                return backward(*args)
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(work).result()
+
+    return call
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_backward_in_another_thread_leaves_the_same_trace(level: str, tmp_path: Path):
+    again = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    for name in ("here", "elsewhere"):
+        flags = f"--hybrid-layer-pattern ME* {again} {SMALL} --trace-level {level} --trace-dir {tmp_path}/{name}"
+        run = build_here(flags)
+        run.tracing.open(run_manifest(run, 0))
+        backward = _Executor.backward if name == "here" else in_another_thread(_Executor.backward)
+        with mock.patch.object(_Executor, "backward", backward):
+            run.step.run(run.reader(run.splits.train), 1, 0)
+        run.tracing.close()
+    here, there = ((tmp_path / name / trace_file(0)).read_bytes() for name in ("here", "elsewhere"))
+    assert here == there
+    assert {e.phase for e in events(tmp_path / "here", 0)} >= {"forward", "recompute", "backward"}
 
 
 def watched_by_step(events: list[Event]) -> list[tuple]:
