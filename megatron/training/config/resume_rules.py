@@ -162,7 +162,8 @@ def require_same_model(config: RunConfig, source: Source) -> None:
     """
     stored = source.facts["trajectory"].get("recipe", {}).get("model", {})
     mine = config.with_effect("trajectory")["model"]
-    flags = {flag.name: f" ({flag.spellings[0]})" for flag in flags_of(type(config.model))}
+    owner: type = type(config.model)
+    flags = {flag.name: f" ({flag.spellings[0]})" for flag in flags_of(owner)}
     wrong = []
     for name, value in mine.items():
         if name in MODEL_MAY_CHANGE or name not in stored:
