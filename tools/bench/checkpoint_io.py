@@ -3,10 +3,10 @@
     python -m tools.bench.checkpoint_io --gpus 2 --dir /big/disk/folder --json io.json
 
 Trains a hybrid model of about 1.3 billion parameters in bf16 for a few steps in every layout (DP2; TP2 with sequence
-parallelism), saves twice, synchronously and in the background, and loads once more; then as many processes write and
-read files of the same sizes, synced, with nothing else to do. Whatever is read comes from the disk: files are dropped
-from the page cache before. The second save counts: the first one also allocates the host buffers. Prints one row per
-layout; the last columns are shares of the plain rate, and the stall of a save in the background as a share of a
+parallelism), saves twice, loads that in a second launch and saves twice in the background; then as many processes
+write and read files of the same sizes, synced, with nothing else to do. Whatever is read comes from the disk: files are
+dropped from the page cache before. The second save counts: the first one also allocates the host buffers. Prints one
+row per layout; the last columns are shares of the plain rate, and the stall of a save in the background as a share of a
 synchronous one.
 """
 
@@ -114,17 +114,15 @@ def plain_seconds(work: Callable[[Path, int], None], paths: list[Path], sizes: l
 def measure(gpus: int, layout: str, root: Path) -> dict[str, object]:
     """One row; folders are removed as soon as they are not needed."""
     folder = root / layout
-    twice = ("--train-iters", "4", "--save-interval", "2", "--save-retain-interval", "100")
-    sync = train(gpus, layout, folder, *twice)
+    keeping = ("--save-interval", "2", "--save-retain-interval", "100", KEPT)
+    sync = train(gpus, layout, folder, "--train-iters", "4", *keeping)
     save_s = [float(seconds) for _, seconds in SAVED.findall(sync)][-1]
     newest = folder / "iter_0000004"
     files = sorted(newest.glob("*.distcp"))
     total = sum(path.stat().st_size for path in files)
     drop_cached(newest.iterdir())
-    again = train(gpus, layout, folder, "--load", str(folder), "--train-iters", "5", "--save-interval", "100", KEPT)
-    load_s = float(LOADED.findall(again)[-1])
-    shutil.rmtree(folder)
-    background = train(gpus, layout, folder, *twice, "--async-save")
+    background = train(gpus, layout, folder, "--load", str(folder), "--train-iters", "8", *keeping, "--async-save")
+    load_s = float(LOADED.findall(background)[-1])
     stall_s = [int(ms) / 1000 for ms, _ in STALLED.findall(background)][-1]
     waited_s = [int(ms) / 1000 for _, ms in STALLED.findall(background)][-1]
     shutil.rmtree(folder)

@@ -18,6 +18,9 @@ import torch.distributed as dist
 
 from megatron.core.process_groups.groups import Group
 
+# torch 2.13 calls it otherwise, and warns of the older name.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -63,7 +66,7 @@ def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     if group.size == 1:
         return tensor.unsqueeze(0).clone()
     out = torch.empty((group.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    dist.all_gather_into_tensor(_bytes(out), _bytes(tensor), group=group.handle)
+    _all_gather(_bytes(out), _bytes(tensor), group=group.handle)
     return out
 
 
@@ -132,7 +135,7 @@ def start_all_gather(group: Group, whole: torch.Tensor) -> Waiting:
     if group.probe is not None:
         whole.copy_(all_gather(group, mine).view(-1))
         return nothing_to_wait_for
-    work = dist.all_gather_into_tensor(_bytes(whole), _bytes(mine), group=group.handle, async_op=True)
+    work = _all_gather(_bytes(whole), _bytes(mine), group=group.handle, async_op=True)
     return lambda: _wait(work)
 
 

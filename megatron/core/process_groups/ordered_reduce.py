@@ -35,6 +35,9 @@ from megatron.core.process_groups.float_sum_guard import stated_order
 from megatron.core.process_groups.groups import Group
 from megatron.core.process_groups.running_fold import RunningFold, Slots
 
+# torch 2.13 calls it otherwise, and warns of the older name.
+_reduce_scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
+
 _SMALL_BYTES = 1 << 15
 _SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
 """Types of which a sum is not wider than its terms."""
@@ -50,7 +53,7 @@ def reduce_scatter_of_two(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """This member's half, along dim 0, of the sum over a group of two, in the tensor's type."""
     half = tensor.new_empty(tensor.shape[0] // 2, *tensor.shape[1:])
     with stated_order:
-        dist.reduce_scatter_tensor(half, tensor.contiguous(), group=group.handle)
+        _reduce_scatter(half, tensor.contiguous(), group=group.handle)
     return half
 
 
@@ -185,7 +188,7 @@ class NativeSums:
         if group.size == 1:
             return flat.clone()
         out = flat.new_empty(flat.numel() // group.size)
-        dist.reduce_scatter_tensor(out, flat.contiguous(), group=group.handle)
+        _reduce_scatter(out, flat.contiguous(), group=group.handle)
         return out
 
     def start_fold(self, group: Group, members: int, block: int) -> RunningFold:
@@ -210,5 +213,5 @@ class NativeSums:
         if group.size == 1:
             return tensor.clone()
         out = tensor.new_empty(tensor.shape[0] // group.size, *tensor.shape[1:])
-        dist.reduce_scatter_tensor(out, tensor.contiguous(), group=group.handle)
+        _reduce_scatter(out, tensor.contiguous(), group=group.handle)
         return out
