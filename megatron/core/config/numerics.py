@@ -25,6 +25,11 @@ class NumericsConfig:
     """Comma-separated environment variables whose launcher-set values are accepted as they are and recorded."""
 
     @property
+    def allowed_environment(self) -> tuple[str, ...]:
+        """Names of the variables whose values are accepted as they are."""
+        return tuple(name.strip() for name in (self.determinism_allow_env or "").split(",") if name.strip())
+
+    @property
     def native_sums(self) -> bool:
         """Whether floating-point sums over ranks are left to the backend, in an order nobody states: asked for by
         name, or as part of the fastest of everything."""

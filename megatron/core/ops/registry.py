@@ -216,12 +216,11 @@ def _wanted_text(op: Op, name: str) -> str:
 def _outside_problems(chosen: Mapping[str, Variant], numerics: NumericsConfig) -> list[Problem]:
     """What keeps chosen outside variants from being what their names say; loads their packages if nothing does."""
     wanted = {f"{op}={v.name}": v.outside for op, v in chosen.items() if v.outside}
-    allowed = {name.strip() for name in (numerics.determinism_allow_env or "").split(",")}
     strict = numerics.deterministic_mode
     problems = [
         problem
         for choice, outside in wanted.items()
-        for problem in start_problems(choice, outside, strict=strict, allowed_environment=allowed)
+        for problem in start_problems(choice, outside, strict=strict, allowed_environment=numerics.allowed_environment)
     ]
     return problems or [problem for choice, outside in wanted.items() for problem in load_problems(choice, outside)]
 

@@ -140,16 +140,11 @@ RECORDED = (
 """Variables whose value may change bits; part of what two comparable runs agree on."""
 
 
-def allowed_names(text: str | None) -> tuple[str, ...]:
-    """Names listed by ``--determinism-allow-env``."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
-
-
 def environment_problems(environment: Mapping[str, str], numerics: NumericsConfig) -> list[Problem]:
     """Values set by the launcher that deterministic mode cannot keep its promise with; none without that mode."""
     if not numerics.deterministic_mode:
         return []
-    allowed = allowed_names(numerics.determinism_allow_env)
+    allowed = numerics.allowed_environment
     return [
         Problem(
             f"{pin.name}={environment[pin.name]} in the environment with --deterministic-mode",
@@ -185,7 +180,7 @@ def late_problems(to_set: Mapping[str, str], in_use: Collection[str]) -> list[Pr
 
 def recorded_environment(environment: Mapping[str, str], numerics: NumericsConfig) -> dict[str, str]:
     """Variables that are set and can change our bits; exceptions that were allowed included, except NCCL's."""
-    allowed = allowed_names(numerics.determinism_allow_env)
+    allowed = numerics.allowed_environment
     names = {*RECORDED, *(name for name in allowed if not name.startswith("NCCL_"))}
     return {name: environment[name] for name in sorted(names) if name in environment}
 
