@@ -1,8 +1,8 @@
 """The committed manifest of kernel files: each with its tests and the digests of both, or exempt until a date.
 
-A file holds a kernel if it compiles one (Triton, CUDA) or calls an outside package of kernels. Faults are a kernel that
-is not listed, one that changed while its tests did not, and an exemption that is over. ``record`` brings the digests up
-to date and asks for a reason where only the kernel changed.
+A file holds a kernel if it compiles or launches one (Triton, CUDA) or calls an outside package of kernels. Faults are a
+kernel that is not listed, one that changed while its tests did not, and an exemption that is over. ``record`` brings
+the digests up to date and asks for a reason where only the kernel changed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ KERNEL_PACKAGES = (
     "cupy",
     "numba",
     "torch.utils.cpp_extension",
+    "megatron.core.ops.direct_launch",
 )
 KERNEL_SUFFIXES = (".cu", ".cuh", ".ptx", ".cpp", ".cc")
 RECORD = "megatron-determinism kernels record"
@@ -51,7 +52,7 @@ def kernel_files(root: Path) -> list[str]:
 
 
 def holds_kernel(path: Path) -> bool:
-    """Whether a Python file compiles a GPU kernel or calls an outside package of kernels."""
+    """Whether a Python file compiles or launches a GPU kernel or calls an outside package of kernels."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef) and any(_compiles(decorator) for decorator in node.decorator_list):
             return True

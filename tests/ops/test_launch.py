@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tomllib
 from pathlib import Path
@@ -34,7 +35,7 @@ def declared() -> list[tuple[str, bool, Launch]]:
 
 
 def test_a_row_serves_its_class_of_shapes_on_its_gpu(monkeypatch):
-    monkeypatch.setitem(TABLE, ("planted", "", (64, 2)), {"BLOCK": 8})
+    monkeypatch.setattr(launch, "TABLE", {("planted", "", (64, 2)): {"BLOCK": 8}})
     assert PLANTED.config(CPU, 40, 2) == PLANTED.config(CPU, 64, 2) == {"BLOCK": 8}
     assert PLANTED.config(CPU, 32, 2) == {"BLOCK": 32}
     assert PLANTED.config(CPU, 65, 2) == {"BLOCK": 65}
@@ -42,10 +43,26 @@ def test_a_row_serves_its_class_of_shapes_on_its_gpu(monkeypatch):
     assert PLANTED.config(CPU, 40, 2) == {"BLOCK": 40}
 
 
-def test_the_caller_may_change_what_it_got(monkeypatch):
-    monkeypatch.setitem(TABLE, ("planted", "", (64, 2)), {"BLOCK": 8})
-    PLANTED.config(CPU, 64, 2).clear()
-    assert PLANTED.config(CPU, 64, 2) == {"BLOCK": 8}
+def test_what_the_committed_table_says_is_remembered_and_another_table_is_asked(monkeypatch):
+    monkeypatch.setattr(launch, "_KNOWN", {})
+    known = PLANTED.config(CPU, 40, 2)
+    assert PLANTED.config(CPU, 40, 2) is known
+    assert PLANTED.config(CPU, 41, 2) == {"BLOCK": 41}
+    other = dataclasses.replace(PLANTED, kernel="another")
+    assert other.config(CPU, 40, 2) is not known
+    monkeypatch.setattr(launch, "TABLE", {("planted", "", (64, 2)): {"BLOCK": 8}})
+    assert PLANTED.config(CPU, 40, 2) == {"BLOCK": 8}
+    launch.TABLE["planted", "", (64, 2)] = {"BLOCK": 16}
+    assert PLANTED.config(CPU, 40, 2) == {"BLOCK": 16}
+    monkeypatch.undo()
+    assert PLANTED.config(CPU, 40, 2) == {"BLOCK": 40}
+
+
+def test_sizes_that_are_new_in_every_step_are_not_remembered_for_ever(monkeypatch):
+    monkeypatch.setattr(launch, "_KNOWN", known := {})
+    for width in range(3 * launch.MOST_KNOWN):
+        assert PLANTED.config(CPU, width, 2) == {"BLOCK": width}
+        assert len(known) <= launch.MOST_KNOWN
 
 
 def test_the_committed_table_is_in_order_and_installed():

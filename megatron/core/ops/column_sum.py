@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from megatron.core.ops.launch import Launch
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Launch, cdiv
 
 CHOICES = {"BLOCK_R": (32, 64, 128, 256), "BLOCK_X": (16, 32, 64), "num_warps": (2, 4, 8)}
 LAUNCH = Launch(
@@ -37,11 +38,5 @@ def column_sum(parts_RX: torch.Tensor) -> torch.Tensor:
     out_X = torch.empty(columns, dtype=torch.float32, device=parts_RX.device)
     if columns:
         launch = LAUNCH.config(parts_RX.device, columns)
-        column_sum_kernel[(triton.cdiv(columns, launch["BLOCK_X"]),)](
-            parts_ptr=parts_RX,
-            out_ptr=out_X,
-            rows=rows,
-            columns=columns,
-            **launch,
-        )
+        run_kernel(column_sum_kernel, (cdiv(columns, launch["BLOCK_X"]),), parts_RX, out_X, rows, columns, **launch)
     return out_X

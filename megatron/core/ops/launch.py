@@ -18,6 +18,16 @@ TILE = 2048
 ELEMENTS_PER_THREAD = 16
 
 TABLE: dict[Key, Config] = table_of(TABLE_FILE.read_text("utf-8"))
+_COMMITTED = TABLE
+_KNOWN: dict[tuple[str, torch.device, tuple[int, ...]], Config] = {}
+"""What the committed table and the rules said, by kernel, device and sizes."""
+MOST_KNOWN = 1024
+"""Sizes may be new in every step; beyond this many it starts again."""
+
+
+def cdiv(number: int, divisor: int) -> int:
+    """``number / divisor``, rounded up; Triton's takes the host some microseconds."""
+    return -(-number // divisor)
 
 
 def power_of_two(number: int) -> int:
@@ -48,10 +58,24 @@ class Launch:
     choices: Mapping[str, Sequence[int]]
     new_bits: frozenset[str] = field(default_factory=frozenset)
 
-    def config(self, device: torch.device, *sizes: int) -> Config:
-        """The configuration for ``sizes``, each of which counts in the table as the next power of two."""
+    def config(self, device: torch.device, *sizes: int) -> Mapping[str, int]:
+        """The configuration for ``sizes``, each of which counts in the table as the next power of two; for reading.
+
+        It is remembered unless another table stands in the place of the committed one.
+        """
+        if TABLE is not _COMMITTED:
+            return self._found(device, sizes)
+        asked = (self.kernel, device, sizes)
+        known = _KNOWN.get(asked)
+        if known is None:
+            if len(_KNOWN) >= MOST_KNOWN:
+                _KNOWN.clear()
+            known = _KNOWN[asked] = self._found(device, sizes)
+        return known
+
+    def _found(self, device: torch.device, sizes: tuple[int, ...]) -> Config:
         row = TABLE.get((self.kernel, gpu_name(device), tuple(map(power_of_two, sizes))))
-        return self.rule(*sizes) if row is None else dict(row)
+        return self.rule(*sizes) if row is None else row
 
 
 def row_rule(width: int, *_: int) -> Config:
@@ -74,5 +98,6 @@ def piece_rule(longest: int, per_warp: int, max_warps: int) -> Callable[..., Con
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` as the matrix of its last dimension's rows, elements of a row adjacent; copied only where it has to be."""
-    x_RX = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    dims = x.dim()
+    x_RX = x if dims == 2 else x.flatten(0, -2) if dims > 1 else x.unsqueeze(0)
     return x_RX if x_RX.stride(-1) == 1 else x_RX.contiguous()

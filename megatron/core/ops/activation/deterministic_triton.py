@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from megatron.core.ops.activation.kernels.activation import KINDS, activation_bwd_kernel, activation_fwd_kernel
-from megatron.core.ops.launch import Config, Launch, row_rule, rows_of
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Config, Launch, cdiv, row_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
 MAX_BLOCK = 2048
@@ -30,17 +30,11 @@ class _Activation(torch.autograd.Function):
         out_RF = torch.empty(rows, width, dtype=x_RF.dtype, device=x_RF.device)
         launch = FORWARD.config(x_RF.device, width)
         if out_RF.numel():
-            activation_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]), triton.cdiv(width, launch["BLOCK"]))](
-                x_ptr=x_RF,
-                weight_ptr=weight_R,
-                out_ptr=out_RF,
-                num_rows=rows,
-                width=width,
-                x_stride=x_RF.stride(0),
-                KIND=kind,
-                WEIGHTED=weight_R is not None,
-                **launch,
-            )
+            run_kernel(
+                activation_fwd_kernel, (cdiv(rows, launch["ROWS"]), cdiv(width, launch["BLOCK"])),
+                x_RF, weight_R, out_RF, rows, width, x_RF.stride(0),
+                KIND=kind, WEIGHTED=weight_R is not None, **launch,
+            )  # fmt: skip
         ctx.save_for_backward(x_RF, weight_R)
         ctx.kind = kind
         return out_RF
@@ -53,20 +47,11 @@ class _Activation(torch.autograd.Function):
         dweight_R = None if weight_R is None else torch.empty(rows, dtype=torch.float32, device=x_RF.device)
         launch = BACKWARD.config(x_RF.device, width)
         if dout_RF.numel():
-            activation_bwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
-                x_ptr=x_RF,
-                weight_ptr=weight_R,
-                dout_ptr=dout_RF.contiguous(),
-                dx_ptr=dx_RF,
-                dweight_ptr=dweight_R,
-                num_rows=rows,
-                width=width,
-                x_stride=x_RF.stride(0),
-                dx_stride=dx_RF.stride(0),
-                KIND=ctx.kind,
-                WEIGHTED=weight_R is not None,
-                **launch,
-            )
+            run_kernel(
+                activation_bwd_kernel, (cdiv(rows, launch["ROWS"]),),
+                x_RF, weight_R, dout_RF.contiguous(), dx_RF, dweight_R, rows, width, x_RF.stride(0), dx_RF.stride(0),
+                KIND=ctx.kind, WEIGHTED=weight_R is not None, **launch,
+            )  # fmt: skip
         return dx_RF, None, None if weight_R is None else dweight_R.to(weight_R.dtype)
 
 
@@ -88,5 +73,9 @@ VARIANT = Variant(
     fn=activation,
     guarantee={"cuda": Guarantee.BATCH},
     why="Elementwise; a row's weight gradient is added by the program that owns the row, in an order fixed by F.",
-    sources=("megatron.core.ops.activation.kernels.activation", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.activation.kernels.activation",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

@@ -9,6 +9,7 @@ from megatron.core.ops.adam_pieces.plan import UpdatePlan
 from megatron.core.ops.adam_pieces.scalars import AdamScalars
 from megatron.core.ops.digest_pieces.deterministic_triton import sum_tiles
 from megatron.core.ops.digest_pieces.table import TILE
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.registry import Guarantee, Variant
 
 BLOCK = 512
@@ -41,33 +42,15 @@ def adam_pieces(
     num_digests = 4 + digest_grad if digest else 0
     partial = torch.empty(num_digests, num_tiles, 2, dtype=torch.int64, device=grad.device)
     if num_tiles:
-        adam_tiles_kernel[(num_tiles,)](
-            param_ptr=param,
-            exp_avg_ptr=exp_avg,
-            exp_avg_sq_ptr=exp_avg_sq,
-            grad_ptr=grad,
-            weights_ptr=weights,
-            table_ptr=facts,
-            more_ptr=plan.on(grad.device),
-            tiles_ptr=tiles,
-            out_ptr=partial if digest else tiles,
-            num_tiles=num_tiles,
-            clip_factor=float(scalars.clip_factor),
-            beta1=scalars.beta1,
-            beta1_rest=1.0 - scalars.beta1,
-            beta2=scalars.beta2,
-            beta2_rest=1.0 - scalars.beta2,
-            root_correction=scalars.root_correction,
-            eps=scalars.eps,
-            step_size=scalars.step_size,
-            decay=scalars.decay,
-            DIGESTS=num_digests,
-            ALIGNED=VECTOR if plan.alignment % VECTOR == 0 else 1,
-            TILE=TILE,
-            BLOCK=BLOCK,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+        run_kernel(
+            adam_tiles_kernel, (num_tiles,),
+            param, exp_avg, exp_avg_sq, grad, weights, facts, plan.on(grad.device), tiles,
+            partial if digest else tiles, num_tiles, float(scalars.clip_factor),
+            scalars.beta1, 1.0 - scalars.beta1, scalars.beta2, 1.0 - scalars.beta2,
+            scalars.root_correction, scalars.eps, scalars.step_size, scalars.decay,
+            DIGESTS=num_digests, ALIGNED=VECTOR if plan.alignment % VECTOR == 0 else 1, TILE=TILE, BLOCK=BLOCK,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
     return sum_tiles(plan.table, partial)
 
 
@@ -84,5 +67,6 @@ VARIANT = Variant(
         "megatron.core.ops.digest_pieces.deterministic_triton",
         "megatron.core.ops.digest_pieces.definition",
         "megatron.core.ops.digest_pieces.table",
+        "megatron.core.ops.direct_launch",
     ),
 )

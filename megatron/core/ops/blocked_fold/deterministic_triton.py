@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import triton
 import triton.language as tl
 
 from megatron.core.ops.blocked_fold.kernels.blocked_fold import blocked_fold_kernel
-from megatron.core.ops.launch import Launch
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Launch, cdiv
 from megatron.core.ops.registry import Guarantee, Variant
 
 LAUNCH = Launch(
@@ -32,14 +32,11 @@ def blocked_fold(
     numel = out_n.numel()
     if numel:
         launch = LAUNCH.config(out_n.device)
-        blocked_fold_kernel[(triton.cdiv(numel, launch["BLOCK"]),)](
-            slots=tuple(slots),
-            out_ptr=out_n,
-            numel=numel,
-            GROUP=block,
-            WIDE=tl.float64 if double else tl.float32,
-            **launch,
-        )
+        run_kernel(
+            blocked_fold_kernel, (cdiv(numel, launch["BLOCK"]),),
+            tuple(slots), out_n, numel,
+            GROUP=block, WIDE=tl.float64 if double else tl.float32, **launch,
+        )  # fmt: skip
     return out_n
 
 
@@ -49,5 +46,9 @@ VARIANT = Variant(
     guarantee={"cuda": Guarantee.LAYOUT},
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float64}),
     why="One thread adds all slots of an element in slot order.",
-    sources=("megatron.core.ops.blocked_fold.kernels.blocked_fold", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.blocked_fold.kernels.blocked_fold",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

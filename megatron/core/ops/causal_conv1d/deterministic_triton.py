@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from megatron.core.ops.causal_conv1d.kernels.causal_conv1d import causal_conv1d_bwd_kernel, causal_conv1d_fwd_kernel
 from megatron.core.ops.column_sum import column_sum
-from megatron.core.ops.launch import Launch
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Launch, cdiv
 from megatron.core.ops.registry import Guarantee, Variant
 
 CHOICES = {"RUN": (32, 64, 128), "BLOCK_C": (128, 256, 512), "STAGES": (1, 2, 3), "num_warps": (1, 2, 4)}
@@ -33,19 +33,12 @@ class _CausalConv1d(torch.autograd.Function):
         y_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
         launch = FORWARD.config(x_BSC.device, channels, x_BSC.element_size())
         if y_BSC.numel():
-            grid = (triton.cdiv(channels, launch["BLOCK_C"]), triton.cdiv(length, launch["RUN"]), batch)
-            causal_conv1d_fwd_kernel[grid](
-                x_ptr=x_BSC,
-                weight_ptr=weight_CW,
-                bias_ptr=bias_C,
-                y_ptr=y_BSC,
-                length=length,
-                num_channels=channels,
-                batch_stride=x_BSC.stride(0),
-                x_stride=x_BSC.stride(1),
-                W=weight_CW.shape[1],
-                **launch,
-            )
+            grid = (cdiv(channels, launch["BLOCK_C"]), cdiv(length, launch["RUN"]), batch)
+            run_kernel(
+                causal_conv1d_fwd_kernel, grid,
+                x_BSC, weight_CW, bias_C, y_BSC, length, channels, x_BSC.stride(0), x_BSC.stride(1),
+                W=weight_CW.shape[1], **launch,
+            )  # fmt: skip
         ctx.save_for_backward(x_BSC, weight_CW, bias_C)
         return y_BSC
 
@@ -55,23 +48,15 @@ class _CausalConv1d(torch.autograd.Function):
         (batch, length, channels), width = x_BSC.shape, weight_CW.shape[1]
         dx_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
         launch = BACKWARD.config(x_BSC.device, channels, x_BSC.element_size())
-        runs = triton.cdiv(length, launch["RUN"])
+        runs = cdiv(length, launch["RUN"])
         parts = torch.empty(batch * runs, 5 * channels, dtype=torch.float32, device=x_BSC.device)
         if dx_BSC.numel():
-            causal_conv1d_bwd_kernel[(triton.cdiv(channels, launch["BLOCK_C"]), runs, batch)](
-                x_ptr=x_BSC,
-                dy_ptr=dy_BSC.contiguous(),
-                weight_ptr=weight_CW,
-                bias_ptr=bias_C,
-                dx_ptr=dx_BSC,
-                parts_ptr=parts,
-                length=length,
-                num_channels=channels,
-                batch_stride=x_BSC.stride(0),
-                x_stride=x_BSC.stride(1),
-                W=width,
-                **launch,
-            )
+            run_kernel(
+                causal_conv1d_bwd_kernel, (cdiv(channels, launch["BLOCK_C"]), runs, batch),
+                x_BSC, dy_BSC.contiguous(), weight_CW, bias_C, dx_BSC, parts,
+                length, channels, x_BSC.stride(0), x_BSC.stride(1),
+                W=width, **launch,
+            )  # fmt: skip
         total = column_sum(parts).view(5, channels)
         return dx_BSC, total[4 - width : 4].t().to(weight_CW.dtype).contiguous(), total[4].to(bias_C.dtype)
 
@@ -97,6 +82,7 @@ VARIANT = Variant(
     sources=(
         "megatron.core.ops.causal_conv1d.kernels.causal_conv1d",
         "megatron.core.ops.column_sum",
+        "megatron.core.ops.direct_launch",
         "megatron.core.ops.launch",
     ),
 )

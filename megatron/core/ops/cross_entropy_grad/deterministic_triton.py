@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from megatron.core.ops.cross_entropy_grad.kernels.cross_entropy_grad import cross_entropy_grad_kernel
-from megatron.core.ops.launch import Launch, piece_rule, rows_of
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Launch, cdiv, piece_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
 LAUNCH = Launch(
@@ -25,17 +25,12 @@ def cross_entropy_grad(
     dlogits_TV = torch.empty(tokens, width, dtype=logits_TV.dtype, device=logits_TV.device)
     if dlogits_TV.numel():
         launch = LAUNCH.config(logits_TV.device, width)
-        cross_entropy_grad_kernel[(tokens, triton.cdiv(width, launch["BLOCK"]))](
-            logits_ptr=logits_TV,
-            target_ptr=target_T.contiguous(),
-            log_z_ptr=log_z_T.contiguous(),
-            dloss_ptr=dloss_T.contiguous(),
-            dlogits_ptr=dlogits_TV,
-            num_valid=num_valid,
-            width=width,
-            stride=logits_TV.stride(0),
+        run_kernel(
+            cross_entropy_grad_kernel, (tokens, cdiv(width, launch["BLOCK"])),
+            logits_TV, target_T.contiguous(), log_z_T.contiguous(), dloss_T.contiguous(), dlogits_TV, num_valid,
+            width, logits_TV.stride(0),
             **launch,
-        )
+        )  # fmt: skip
     return dlogits_TV
 
 
@@ -44,5 +39,9 @@ VARIANT = Variant(
     fn=cross_entropy_grad,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="Elementwise.",
-    sources=("megatron.core.ops.cross_entropy_grad.kernels.cross_entropy_grad", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.cross_entropy_grad.kernels.cross_entropy_grad",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

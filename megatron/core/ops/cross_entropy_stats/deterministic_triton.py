@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from megatron.core.ops.cross_entropy_stats.kernels.cross_entropy_stats import cross_entropy_stats_kernel
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Launch, piece_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
@@ -23,16 +24,11 @@ def cross_entropy_stats(
     logits_TV = rows_of(logits_TV.detach())
     max_T, sum_exp_T, picked_T = torch.empty(3, logits_TV.shape[0], device=logits_TV.device).unbind()
     if logits_TV.shape[0]:
-        cross_entropy_stats_kernel[(logits_TV.shape[0],)](
-            logits_ptr=logits_TV,
-            target_ptr=target_T.contiguous(),
-            max_ptr=max_T,
-            sum_ptr=sum_exp_T,
-            picked_ptr=picked_T,
-            num_valid=num_valid,
-            stride=logits_TV.stride(0),
+        run_kernel(
+            cross_entropy_stats_kernel, (logits_TV.shape[0],),
+            logits_TV, target_T.contiguous(), max_T, sum_exp_T, picked_T, num_valid, logits_TV.stride(0),
             **LAUNCH.config(logits_TV.device, num_valid),
-        )
+        )  # fmt: skip
     return max_T, sum_exp_T, picked_T
 
 
@@ -41,5 +37,9 @@ VARIANT = Variant(
     fn=cross_entropy_stats,
     guarantee={"cuda": Guarantee.BATCH},
     why="One program adds a token's blocks in ascending order.",
-    sources=("megatron.core.ops.cross_entropy_stats.kernels.cross_entropy_stats", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.cross_entropy_stats.kernels.cross_entropy_stats",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

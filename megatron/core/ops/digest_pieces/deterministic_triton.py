@@ -6,6 +6,7 @@ import torch
 
 from megatron.core.ops.digest_pieces.kernels.digest_pieces import digest_tiles_kernel, sum_tiles_kernel
 from megatron.core.ops.digest_pieces.table import TILE, PieceTable
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.registry import Guarantee, Variant
 
 BLOCK, READ_AT_ONCE = 512, 1024
@@ -27,20 +28,12 @@ def _up_to_three(table: PieceTable, words: tuple[torch.Tensor, ...]) -> torch.Te
         return torch.zeros(count, len(table), 2, dtype=torch.int64, device=words[0].device)
     partial = torch.empty(count, num_tiles, 2, dtype=torch.int64, device=words[0].device)
     second, third = words[min(1, count - 1)], words[count - 1]
-    digest_tiles_kernel[(num_tiles,)](
-        words_0_ptr=words[0],
-        words_1_ptr=second,
-        words_2_ptr=third,
-        table_ptr=facts,
-        tiles_ptr=tiles,
-        out_ptr=partial,
-        num_tiles=num_tiles,
-        COUNT=count,
-        ALIGNED=LONGEST_VECTOR if table.alignment % LONGEST_VECTOR == 0 else 1,
-        TILE=TILE,
-        BLOCK=READ_AT_ONCE,
-        num_warps=4,
-    )
+    run_kernel(
+        digest_tiles_kernel, (num_tiles,),
+        words[0], second, third, facts, tiles, partial, num_tiles,
+        COUNT=count, ALIGNED=LONGEST_VECTOR if table.alignment % LONGEST_VECTOR == 0 else 1, TILE=TILE,
+        BLOCK=READ_AT_ONCE, num_warps=4,
+    )  # fmt: skip
     return sum_tiles(table, partial)
 
 
@@ -50,16 +43,11 @@ def sum_tiles(table: PieceTable, partial: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(count, len(table), 2, dtype=torch.int64, device=partial.device)
     if not out.numel() or not num_tiles:
         return out
-    sum_tiles_kernel[(len(table), count, 2)](
-        tiles_ptr=partial,
-        first_ptr=table.on(partial.device)[2],
-        out_ptr=out,
-        num_tiles=num_tiles,
-        num_pieces=len(table),
-        LONGEST=table.longest,
-        BLOCK=BLOCK,
-        num_warps=4,
-    )
+    run_kernel(
+        sum_tiles_kernel, (len(table), count, 2),
+        partial, table.on(partial.device)[2], out, num_tiles, len(table),
+        LONGEST=table.longest, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
     return out
 
 
@@ -72,5 +60,6 @@ VARIANT = Variant(
         "megatron.core.ops.digest_pieces.kernels.digest_pieces",
         "megatron.core.ops.digest_pieces.definition",
         "megatron.core.ops.digest_pieces.table",
+        "megatron.core.ops.direct_launch",
     ),
 )

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from megatron.core.ops.digest_words.definition import GROUP, TILE
 from megatron.core.ops.digest_words.kernels.digest_words import digest_words_kernel
 from megatron.core.ops.digest_words.reference import check
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.registry import Guarantee, Variant
 
 AT_ONCE = 4
-
-_COMPILED: dict[tuple[int, bool, bool], Any] = {}
-"""Kernels by device, ALIGNED and TAIL: launching one without asking which it is costs a third of the host's time."""
 
 
 def digest_words(tensors: Sequence[torch.Tensor], slots: Sequence[int], out: torch.Tensor, first: int) -> None:
@@ -38,20 +35,12 @@ def _up_to_four(tensors: Sequence[torch.Tensor], slots: Sequence[int], out: torc
     if end:
         rest = AT_ONCE - len(addresses)
         addresses, sizes, ends = addresses + [0] * rest, sizes + [0] * rest, ends + [end] * rest
-        _launch(end, out, first, (*addresses, *sizes, *ends), together % 16 == 0, tail % 4 != 0)
+        run_kernel(
+            digest_words_kernel, (end,),
+            out.data_ptr() + 8 * first, out.stride(0), *addresses, *sizes, *ends,
+            ALIGNED=together % 16 == 0, TAIL=tail % 4 != 0, TILE=TILE, GROUP=GROUP, num_warps=4,
+        )  # fmt: skip
     return end
-
-
-def _launch(programs: int, out: torch.Tensor, first: int, facts: tuple[int, ...], aligned: bool, tail: bool) -> None:
-    given = (out.data_ptr() + 8 * first, out.stride(0), *facts)
-    key = (out.get_device(), aligned, tail)
-    kernel = _COMPILED.get(key)
-    if kernel is not None:
-        kernel[(programs, 1, 1)](*given, aligned, tail, TILE, GROUP)
-        return
-    _COMPILED[key] = digest_words_kernel[(programs,)](
-        *given, ALIGNED=aligned, TAIL=tail, TILE=TILE, GROUP=GROUP, num_warps=4
-    )
 
 
 VARIANT = Variant(
@@ -59,5 +48,9 @@ VARIANT = Variant(
     fn=digest_words,
     guarantee={"cuda": Guarantee.RUN_TO_RUN},
     why="Wrapping sums of integers are exact in any order.",
-    sources=("megatron.core.ops.digest_words.kernels.digest_words", "megatron.core.ops.digest_words.definition"),
+    sources=(
+        "megatron.core.ops.digest_words.kernels.digest_words",
+        "megatron.core.ops.digest_words.definition",
+        "megatron.core.ops.direct_launch",
+    ),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.dropout.kernels.dropout import dropout_kernel
 from megatron.core.ops.dropout.reference import check
-from megatron.core.ops.launch import Config, Launch, power_of_two
+from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.philox import Key
 from megatron.core.ops.registry import Guarantee, Variant
 
@@ -63,26 +63,12 @@ def _dropped(x: torch.Tensor, key: Key, shape: tuple[int, ...], box: Box, p: flo
         return out
     (_, n1, n2, n3), (g0, g1, g2, _), start = _four_dims(shape, box)
     launch = LAUNCH.config(x.device, min(n3, WIDEST))
-    rows, pieces = x.numel() // n3, triton.cdiv(n3, launch["BLOCK"])
-    dropout_kernel[(triton.cdiv(rows, launch["ROWS"]) * pieces,)](
-        x_ptr=x,
-        out_ptr=out,
-        rows=rows,
-        pieces=pieces,
-        n1=n1,
-        n2=n2,
-        n3=n3,
-        g0=g0,
-        g1=g1,
-        g2=g2,
-        start=start,
-        k0=key[0],
-        k1=key[1],
-        threshold=round(p * 2.0**32),
-        scale=1.0 / (1.0 - p),
-        ALIGNED=all(place % 4 == 0 for place in (start, g0, g1, g2)),
-        **launch,
-    )
+    rows, pieces = x.numel() // n3, cdiv(n3, launch["BLOCK"])
+    run_kernel(
+        dropout_kernel, (cdiv(rows, launch["ROWS"]) * pieces,),
+        x, out, rows, pieces, n1, n2, n3, g0, g1, g2, start, key[0], key[1], round(p * 2.0**32), 1.0 / (1.0 - p),
+        ALIGNED=all(place % 4 == 0 for place in (start, g0, g1, g2)), **launch,
+    )  # fmt: skip
     return out
 
 
@@ -108,5 +94,9 @@ VARIANT = Variant(
     fn=dropout,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="Elementwise; the mask comes from integer arithmetic on global indices.",
-    sources=("megatron.core.ops.dropout.kernels.dropout", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.dropout.kernels.dropout",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

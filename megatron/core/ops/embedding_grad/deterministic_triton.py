@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.embedding_grad.kernels.embedding_grad import embedding_grad_kernel
-from megatron.core.ops.launch import Launch, piece_rule, rows_of
+from megatron.core.ops.launch import Launch, cdiv, piece_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
 LAUNCH = Launch(
@@ -24,18 +24,12 @@ def embedding_grad(main_grad_VH: torch.Tensor, dy_TH: torch.Tensor, ids_T: torch
         return
     sorted_T, order_T = torch.sort(ids_T, stable=True)
     launch = LAUNCH.config(dy_TH.device, width)
-    embedding_grad_kernel[(tokens, triton.cdiv(width, launch["BLOCK"]))](
-        main_grad_ptr=main_grad_VH.detach(),
-        dy_ptr=dy_TH,
-        sorted_ptr=sorted_T,
-        order_ptr=order_T,
-        tokens=tokens,
-        num_rows=main_grad_VH.shape[0],
-        width=width,
-        main_stride=main_grad_VH.stride(0),
-        dy_stride=dy_TH.stride(0),
+    run_kernel(
+        embedding_grad_kernel, (tokens, cdiv(width, launch["BLOCK"])),
+        main_grad_VH.detach(), dy_TH, sorted_T, order_T, tokens, main_grad_VH.shape[0], width, main_grad_VH.stride(0),
+        dy_TH.stride(0),
         **launch,
-    )
+    )  # fmt: skip
 
 
 VARIANT = Variant(
@@ -43,5 +37,9 @@ VARIANT = Variant(
     fn=embedding_grad,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="A stable sort keeps positions in order; one program adds all tokens of a row, one after the other.",
-    sources=("megatron.core.ops.embedding_grad.kernels.embedding_grad", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.embedding_grad.kernels.embedding_grad",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from megatron.core.ops.column_sum import column_sum
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm import (
     gated_rms_norm_bwd_kernel,
     gated_rms_norm_fwd_kernel,
 )
-from megatron.core.ops.launch import Config, Launch, row_rule, rows_of
+from megatron.core.ops.launch import Config, Launch, cdiv, row_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
 
@@ -39,20 +39,11 @@ class _GatedRMSNorm(torch.autograd.Function):
         rstd_TG = torch.empty(rows, groups, dtype=torch.float32, device=y_TX.device)
         launch = FORWARD.config(y_TX.device, group_size, y_TX.element_size())
         if out_TX.numel():
-            gated_rms_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]), groups)](
-                y_ptr=y_TX,
-                z_ptr=z_TX,
-                weight_ptr=weight_X,
-                out_ptr=out_TX,
-                rstd_ptr=rstd_TG,
-                num_rows=rows,
-                width=width,
-                group_size=group_size,
-                y_stride=y_TX.stride(0),
-                z_stride=z_TX.stride(0),
-                eps=eps,
+            run_kernel(
+                gated_rms_norm_fwd_kernel, (cdiv(rows, launch["ROWS"]), groups),
+                y_TX, z_TX, weight_X, out_TX, rstd_TG, rows, width, group_size, y_TX.stride(0), z_TX.stride(0), eps,
                 **launch,
-            )
+            )  # fmt: skip
         ctx.save_for_backward(y_TX, z_TX, weight_X, rstd_TG)
         return out_TX
 
@@ -61,29 +52,18 @@ class _GatedRMSNorm(torch.autograd.Function):
         y_TX, z_TX, weight_X, rstd_TG = ctx.saved_tensors
         (rows, width), groups = y_TX.shape, rstd_TG.shape[1]
         launch = BACKWARD.config(y_TX.device, width // max(1, groups), y_TX.element_size())
-        tiles = triton.cdiv(triton.cdiv(rows, launch["ROWS"]), launch.pop("PROGRAMS"))
-        programs = triton.cdiv(rows, launch["ROWS"] * tiles) if rows else 0
+        tiles = cdiv(cdiv(rows, launch["ROWS"]), launch["PROGRAMS"])
+        programs = cdiv(rows, launch["ROWS"] * tiles) if rows else 0
         dy_TX = torch.empty(rows, width, dtype=y_TX.dtype, device=y_TX.device)
         dz_TX = torch.empty_like(dy_TX)
         parts_PX = torch.empty(programs, width, dtype=torch.float32, device=y_TX.device)
         if dy_TX.numel():
-            gated_rms_norm_bwd_kernel[(programs, groups)](
-                y_ptr=y_TX,
-                z_ptr=z_TX,
-                weight_ptr=weight_X,
-                dout_ptr=dout_TX.contiguous(),
-                rstd_ptr=rstd_TG,
-                dy_ptr=dy_TX,
-                dz_ptr=dz_TX,
-                dweight_ptr=parts_PX,
-                num_rows=rows,
-                width=width,
-                group_size=width // groups,
-                y_stride=y_TX.stride(0),
-                z_stride=z_TX.stride(0),
-                tiles=tiles,
-                **launch,
-            )
+            run_kernel(
+                gated_rms_norm_bwd_kernel, (programs, groups),
+                y_TX, z_TX, weight_X, dout_TX.contiguous(), rstd_TG, dy_TX, dz_TX, parts_PX,
+                rows, width, width // groups, y_TX.stride(0), z_TX.stride(0), tiles,
+                ROWS=launch["ROWS"], BLOCK=launch["BLOCK"], num_warps=launch["num_warps"],
+            )  # fmt: skip
         return dy_TX, dz_TX, column_sum(parts_PX).to(weight_X.dtype), None, None
 
 
@@ -103,6 +83,7 @@ VARIANT = Variant(
     sources=(
         "megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm",
         "megatron.core.ops.column_sum",
+        "megatron.core.ops.direct_launch",
         "megatron.core.ops.launch",
     ),
 )

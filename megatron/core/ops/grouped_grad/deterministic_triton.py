@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.grouped_gemm.deterministic_torch_grouped import is_aligned
 from megatron.core.ops.grouped_grad import deterministic_torch_addmm
 from megatron.core.ops.grouped_grad.kernels.grouped_grad import grouped_grad_kernel
-from megatron.core.ops.launch import Config, Launch
+from megatron.core.ops.launch import Config, Launch, cdiv
 from megatron.core.ops.registry import Guarantee, Variant
 
 MANY_ROWS = 1024
@@ -57,18 +57,14 @@ def grouped_grad(main_grad_EYX: torch.Tensor, dy_RY: torch.Tensor, x_RX: torch.T
         deterministic_torch_addmm.grouped_grad(main_grad_EYX, dy_RY, x_RX, ends_E)
         return
     launch = LAUNCH.config(x_RX.device, x_RX.shape[0] // experts, width_y, width_x)
-    tiles = triton.cdiv(width_y, launch["BLOCK_Y"]) * triton.cdiv(width_x, launch["BLOCK_X"])
-    grouped_grad_kernel[(tiles, experts)](
-        main_ptr=main_grad_EYX.detach(),
-        dy_desc=TensorDescriptor.from_tensor(dy_RY, [launch["BLOCK_R"], launch["BLOCK_Y"]]),
-        x_desc=TensorDescriptor.from_tensor(x_RX, [launch["BLOCK_R"], launch["BLOCK_X"]]),
-        ends_ptr=ends_E,
-        width_y=width_y,
-        width_x=width_x,
-        main_e=main_grad_EYX.stride(0),
-        main_y=main_grad_EYX.stride(1),
+    tiles = cdiv(width_y, launch["BLOCK_Y"]) * cdiv(width_x, launch["BLOCK_X"])
+    run_kernel(
+        grouped_grad_kernel, (tiles, experts),
+        main_grad_EYX.detach(), TensorDescriptor.from_tensor(dy_RY, [launch["BLOCK_R"], launch["BLOCK_Y"]]),
+        TensorDescriptor.from_tensor(x_RX, [launch["BLOCK_R"], launch["BLOCK_X"]]), ends_E, width_y, width_x,
+        main_grad_EYX.stride(0), main_grad_EYX.stride(1),
         **launch,
-    )
+    )  # fmt: skip
 
 
 VARIANT = Variant(
@@ -82,6 +78,7 @@ VARIANT = Variant(
         "megatron.core.ops.grouped_grad.deterministic_torch_addmm",
         "megatron.core.ops.grouped_gemm.deterministic_torch_grouped",
         "megatron.core.ops.linear_grad.deterministic_torch_addmm",
+        "megatron.core.ops.direct_launch",
         "megatron.core.ops.launch",
     ),
 )

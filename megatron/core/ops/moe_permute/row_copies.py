@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 
-from megatron.core.ops.launch import Config, Launch, power_of_two
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.moe_permute.kernels.row_copies import (
     clear_rest_kernel,
     gather_sum_kernel,
@@ -15,6 +15,7 @@ from megatron.core.ops.moe_permute.kernels.row_copies import (
 SOURCES = (
     "megatron.core.ops.moe_permute.row_copies",
     "megatron.core.ops.moe_permute.kernels.row_copies",
+    "megatron.core.ops.direct_launch",
     "megatron.core.ops.launch",
 )
 
@@ -50,21 +51,13 @@ def tokens_to_rows(x_TH: torch.Tensor, row_of_TJ: torch.Tensor, num_rows: int) -
         return rows_RH
     if row_of_TJ.numel():
         launch = COPY.config(device, width)
-        scatter_copy_kernel[(triton.cdiv(tokens, launch["TOKENS"]), triton.cdiv(width, launch["BLOCK"]))](
-            x_ptr=x_TH,
-            row_of_ptr=row_of_TJ,
-            rows_ptr=rows_RH,
-            filled_ptr=filled_R,
-            tokens=tokens,
-            width=width,
-            x_stride=x_TH.stride(0),
-            COPIES=copies,
-            **launch,
-        )
+        run_kernel(
+            scatter_copy_kernel, (cdiv(tokens, launch["TOKENS"]), cdiv(width, launch["BLOCK"])),
+            x_TH, row_of_TJ, rows_RH, filled_R, tokens, width, x_TH.stride(0),
+            COPIES=copies, **launch,
+        )  # fmt: skip
     launch = CLEAR.config(device, width)
-    clear_rest_kernel[(triton.cdiv(num_rows, launch["ROWS"]),)](
-        filled_ptr=filled_R, rows_ptr=rows_RH, num_rows=num_rows, width=width, **launch
-    )
+    run_kernel(clear_rest_kernel, (cdiv(num_rows, launch["ROWS"]),), filled_R, rows_RH, num_rows, width, **launch)
     return rows_RH
 
 
@@ -74,14 +67,9 @@ def rows_to_tokens(rows_RH: torch.Tensor, row_of_TJ: torch.Tensor) -> torch.Tens
     x_TH = torch.empty(tokens, width, dtype=rows_RH.dtype, device=rows_RH.device)
     if x_TH.numel():
         launch = SUM.config(rows_RH.device, width)
-        gather_sum_kernel[(triton.cdiv(tokens, launch["TOKENS"]), triton.cdiv(width, launch["BLOCK"]))](
-            rows_ptr=rows_RH,
-            row_of_ptr=row_of_TJ,
-            x_ptr=x_TH,
-            tokens=tokens,
-            width=width,
-            rows_stride=rows_RH.stride(0),
-            COPIES=copies,
-            **launch,
-        )
+        run_kernel(
+            gather_sum_kernel, (cdiv(tokens, launch["TOKENS"]), cdiv(width, launch["BLOCK"])),
+            rows_RH, row_of_TJ, x_TH, tokens, width, rows_RH.stride(0),
+            COPIES=copies, **launch,
+        )  # fmt: skip
     return x_TH

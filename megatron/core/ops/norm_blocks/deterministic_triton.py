@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 
-from megatron.core.ops.launch import Launch
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Launch, cdiv
 from megatron.core.ops.norm_blocks.kernels.norm_blocks import norm_blocks_kernel
 from megatron.core.ops.norm_blocks.limbs import BLOCK, LIMBS, SIZE, UNIT_EXPONENT
 from megatron.core.ops.registry import Guarantee, Variant
@@ -24,21 +24,16 @@ def norm_blocks(flat: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"norm_blocks of {flat.dtype}{tuple(flat.shape)}")
     if not flat.numel():
         return torch.zeros(SIZE, dtype=torch.int64, device=flat.device)
-    blocks = triton.cdiv(flat.numel(), BLOCK)
+    blocks = cdiv(flat.numel(), BLOCK)
     launch = LAUNCH.config(flat.device)
-    blocks_each = triton.cdiv(blocks, launch["PROGRAMS"])
-    programs = triton.cdiv(blocks, blocks_each)
+    blocks_each = cdiv(blocks, launch["PROGRAMS"])
+    programs = cdiv(blocks, blocks_each)
     limbs = torch.empty(programs, _ROW, dtype=torch.int64, device=flat.device)
-    norm_blocks_kernel[(programs,)](
-        flat_ptr=flat.detach().contiguous(),
-        limbs_ptr=limbs,
-        numel=flat.numel(),
-        blocks_each=blocks_each,
-        BLOCK=BLOCK,
-        LIMBS=LIMBS,
-        UNIT_EXPONENT=UNIT_EXPONENT,
-        num_warps=launch["num_warps"],
-    )
+    run_kernel(
+        norm_blocks_kernel, (programs,),
+        flat.detach().contiguous(), limbs, flat.numel(), blocks_each,
+        BLOCK=BLOCK, LIMBS=LIMBS, UNIT_EXPONENT=UNIT_EXPONENT, num_warps=launch["num_warps"],
+    )  # fmt: skip
     return limbs[:, :SIZE].sum(dim=0)
 
 
@@ -50,6 +45,7 @@ VARIANT = Variant(
     sources=(
         "megatron.core.ops.norm_blocks.kernels.norm_blocks",
         "megatron.core.ops.norm_blocks.limbs",
+        "megatron.core.ops.direct_launch",
         "megatron.core.ops.launch",
     ),
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from megatron.core.ops.column_sum import column_sum
-from megatron.core.ops.launch import Config, Launch, row_rule, rows_of
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Config, Launch, cdiv, row_rule, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.rms_norm.kernels.rms_norm import rms_norm_bwd_kernel, rms_norm_fwd_kernel
 
@@ -35,17 +35,11 @@ class _RMSNorm(torch.autograd.Function):
         rstd_T = torch.empty(rows, dtype=torch.float32, device=x_TH.device)
         launch = FORWARD.config(x_TH.device, width, x_TH.element_size())
         if rows:
-            rms_norm_fwd_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
-                x_ptr=x_TH,
-                weight_ptr=weight_H,
-                y_ptr=y_TH,
-                rstd_ptr=rstd_T,
-                num_rows=rows,
-                width=width,
-                x_stride=x_TH.stride(0),
-                eps=eps,
+            run_kernel(
+                rms_norm_fwd_kernel, (cdiv(rows, launch["ROWS"]),),
+                x_TH, weight_H, y_TH, rstd_T, rows, width, x_TH.stride(0), eps,
                 **launch,
-            )
+            )  # fmt: skip
         ctx.save_for_backward(x_TH, weight_H, rstd_T)
         return y_TH
 
@@ -54,24 +48,16 @@ class _RMSNorm(torch.autograd.Function):
         x_TH, weight_H, rstd_T = ctx.saved_tensors
         rows, width = x_TH.shape
         launch = BACKWARD.config(x_TH.device, width, x_TH.element_size())
-        tiles = triton.cdiv(triton.cdiv(rows, launch["ROWS"]), launch.pop("PROGRAMS"))
-        programs = triton.cdiv(rows, launch["ROWS"] * tiles) if rows else 0
+        tiles = cdiv(cdiv(rows, launch["ROWS"]), launch["PROGRAMS"])
+        programs = cdiv(rows, launch["ROWS"] * tiles) if rows else 0
         dx_TH = torch.empty_like(x_TH, memory_format=torch.contiguous_format)
         parts_PH = torch.empty(programs, width, dtype=torch.float32, device=x_TH.device)
         if programs:
-            rms_norm_bwd_kernel[(programs,)](
-                x_ptr=x_TH,
-                weight_ptr=weight_H,
-                dy_ptr=dy_TH.contiguous(),
-                rstd_ptr=rstd_T,
-                dx_ptr=dx_TH,
-                dweight_ptr=parts_PH,
-                num_rows=rows,
-                width=width,
-                x_stride=x_TH.stride(0),
-                tiles=tiles,
-                **launch,
-            )
+            run_kernel(
+                rms_norm_bwd_kernel, (programs,),
+                x_TH, weight_H, dy_TH.contiguous(), rstd_T, dx_TH, parts_PH, rows, width, x_TH.stride(0), tiles,
+                ROWS=launch["ROWS"], BLOCK=launch["BLOCK"], num_warps=launch["num_warps"],
+            )  # fmt: skip
         return dx_TH, column_sum(parts_PH).to(weight_H.dtype), None
 
 
@@ -85,5 +71,10 @@ VARIANT = Variant(
     fn=rms_norm,
     guarantee={"cuda": Guarantee.BATCH},
     why="Fixed trees inside rows; partial weight gradients of a fixed split of the rows, added in program order.",
-    sources=("megatron.core.ops.rms_norm.kernels.rms_norm", "megatron.core.ops.column_sum", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.rms_norm.kernels.rms_norm",
+        "megatron.core.ops.column_sum",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 
-from megatron.core.ops.launch import Config, Launch, power_of_two
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.rope.kernels.rope import rope_kernel
 
@@ -28,23 +28,12 @@ def _turn(x_SBND: torch.Tensor, cos_SBR: torch.Tensor, sin_SBR: torch.Tensor, *,
         return out_SBND
     launch = LAUNCH.config(x_SBND.device, heads, width)
     rest = width - 2 * half
-    rope_kernel[(length * batch, triton.cdiv(heads, launch["HEADS"]))](
-        x_ptr=x_SBND,
-        cos_ptr=cos_SBR,
-        sin_ptr=sin_SBR,
-        out_ptr=out_SBND,
-        heads=heads,
-        width=width,
-        half=half,
-        batch=batch,
-        s_stride=x_SBND.stride(0),
-        b_stride=x_SBND.stride(1),
-        n_stride=x_SBND.stride(2),
-        INVERSE=inverse,
-        BLOCK_R=power_of_two(half) if half else 0,
-        BLOCK_D=power_of_two(rest) if rest else 0,
+    run_kernel(
+        rope_kernel, (length * batch, cdiv(heads, launch["HEADS"])),
+        x_SBND, cos_SBR, sin_SBR, out_SBND, heads, width, half, batch, *x_SBND.stride()[:3],
+        INVERSE=inverse, BLOCK_R=power_of_two(half) if half else 0, BLOCK_D=power_of_two(rest) if rest else 0,
         **launch,
-    )
+    )  # fmt: skip
     return out_SBND
 
 
@@ -71,5 +60,5 @@ VARIANT = Variant(
     fn=rope,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="Elementwise.",
-    sources=("megatron.core.ops.rope.kernels.rope", "megatron.core.ops.launch"),
+    sources=("megatron.core.ops.rope.kernels.rope", "megatron.core.ops.direct_launch", "megatron.core.ops.launch"),
 )

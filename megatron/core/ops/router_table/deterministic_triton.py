@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 
-from megatron.core.ops.launch import Config, Launch, power_of_two
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.router_table.kernels.router_table import router_table_kernel
 
@@ -27,17 +27,11 @@ def router_table(ids_Tk: torch.Tensor, num_experts: int, value_Tk: torch.Tensor 
         return table_TE
     value_Tk = ids_Tk if value_Tk is None else value_Tk.detach()
     launch = LAUNCH.config(ids_Tk.device, num_experts)
-    router_table_kernel[(triton.cdiv(tokens, launch["ROWS"]),)](
-        ids_ptr=ids_Tk.contiguous(),
-        value_ptr=value_Tk.contiguous(),
-        table_ptr=table_TE,
-        tokens=tokens,
-        experts=num_experts,
-        K=k,
-        HAS_VALUE=value_Tk is not ids_Tk,
-        BLOCK_E=power_of_two(num_experts),
-        **launch,
-    )
+    run_kernel(
+        router_table_kernel, (cdiv(tokens, launch["ROWS"]),),
+        ids_Tk.contiguous(), value_Tk.contiguous(), table_TE, tokens, num_experts,
+        K=k, HAS_VALUE=value_Tk is not ids_Tk, BLOCK_E=power_of_two(num_experts), **launch,
+    )  # fmt: skip
     return table_TE
 
 
@@ -46,5 +40,9 @@ VARIANT = Variant(
     fn=router_table,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="Copies; every place of the table is written once, by one program.",
-    sources=("megatron.core.ops.router_table.kernels.router_table", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.router_table.kernels.router_table",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

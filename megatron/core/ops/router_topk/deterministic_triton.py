@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 
-from megatron.core.ops.launch import Config, Launch, power_of_two
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.router_topk.kernels.router_topk import router_topk_kernel
 
@@ -28,18 +28,12 @@ def router_topk(score_TE: torch.Tensor, bias_E: torch.Tensor | None, k: int) -> 
         return ids_Tk
     score_TE = score_TE.detach() if score_TE.stride(1) == 1 else score_TE.detach().contiguous()
     launch = LAUNCH.config(score_TE.device, experts)
-    router_topk_kernel[(triton.cdiv(tokens, launch["ROWS"]),)](
-        score_ptr=score_TE,
-        bias_ptr=score_TE if bias_E is None else bias_E.detach().contiguous(),
-        ids_ptr=ids_Tk,
-        tokens=tokens,
-        experts=experts,
-        stride=score_TE.stride(0),
-        K=k,
-        HAS_BIAS=bias_E is not None,
-        BLOCK_E=power_of_two(experts),
-        **launch,
-    )
+    run_kernel(
+        router_topk_kernel, (cdiv(tokens, launch["ROWS"]),),
+        score_TE, score_TE if bias_E is None else bias_E.detach().contiguous(), ids_Tk, tokens, experts,
+        score_TE.stride(0),
+        K=k, HAS_BIAS=bias_E is not None, BLOCK_E=power_of_two(experts), **launch,
+    )  # fmt: skip
     return ids_Tk
 
 
@@ -48,5 +42,9 @@ VARIANT = Variant(
     fn=router_topk,
     guarantee={"cuda": Guarantee.LAYOUT},
     why="One fp32 addition per element; keys are distinct integers, so the choice does not depend on any order.",
-    sources=("megatron.core.ops.router_topk.kernels.router_topk", "megatron.core.ops.launch"),
+    sources=(
+        "megatron.core.ops.router_topk.kernels.router_topk",
+        "megatron.core.ops.direct_launch",
+        "megatron.core.ops.launch",
+    ),
 )

@@ -5,13 +5,14 @@ States at chunk borders are made again in the backward instead of being kept: th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from megatron.core.ops.column_sum import column_sum
-from megatron.core.ops.launch import Config, Launch, power_of_two
+from megatron.core.ops.direct_launch import run_kernel
+from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.ssd_scan.kernels.chunk_decay import chunk_decay_bwd_kernel, chunk_decay_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan import chunk_scan_fwd_kernel
@@ -83,133 +84,83 @@ class _Sizes:
     groups: int
     num_state: int
     chunk: int
+    chunks: int
+    block_d: int
+    block_k: int
 
     @property
-    def chunks(self) -> int:
-        return triton.cdiv(self.length, self.chunk)
-
-    @property
-    def block_d(self) -> int:
-        return max(MIN_TILE, power_of_two(self.width))
-
-    @property
-    def block_k(self) -> int:
-        return max(MIN_TILE, power_of_two(self.num_state))
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {
-            "length": self.length,
-            "heads": self.heads,
-            "heads_per_group": self.heads // self.groups,
-            "width": self.width,
-            "num_state": self.num_state,
-            "chunks": self.chunks,
-        }
-
-    @property
-    def scan_tiles(self) -> dict[str, int]:
-        return {"L": self.chunk, "BLOCK_D": self.block_d, "BLOCK_K": self.block_k}
+    def counts(self) -> tuple[int, ...]:
+        """As all kernels but those of the decay take them."""
+        return self.length, self.heads, self.heads // self.groups, self.width, self.num_state, self.chunks
 
     def decay_grid(self, block_n: int) -> tuple[int, int, int]:
-        return self.chunks, triton.cdiv(self.heads, block_n), self.batch
+        return self.chunks, cdiv(self.heads, block_n), self.batch
 
 
 def _sizes(x_BSND: torch.Tensor, B_BSGK: torch.Tensor, chunk_size: int) -> _Sizes:
     batch, length, heads, width = x_BSND.shape
+    groups, num_state = B_BSGK.shape[2:]
     longest = CHUNK.config(x_BSND.device, x_BSND.element_size())["L"]
     chunk = min(longest, max(MIN_TILE, power_of_two(chunk_size)))
-    return _Sizes(batch, length, heads, width, B_BSGK.shape[2], B_BSGK.shape[3], chunk)
+    block_d, block_k = max(MIN_TILE, power_of_two(width)), max(MIN_TILE, power_of_two(num_state))
+    return _Sizes(batch, length, heads, width, groups, num_state, chunk, cdiv(length, chunk), block_d, block_k)
 
 
-def _strides(**tensors: torch.Tensor) -> dict[str, int]:
-    """Strides of the first three dims as the kernels name them: x_b, x_s, x_n; B_b, B_s, B_g; ..."""
-    out: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        third = "n" if name == "x" else "g"
-        out.update(zip((f"{name}_b", f"{name}_s", f"{name}_{third}"), tensor.stride(), strict=False))
-    return out
+def _strides(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """Strides of the first three dims of x, B and C, as the kernels take them."""
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])
 
 
-def _decay(sizes: _Sizes, dt_BSN: torch.Tensor, dt_bias_N: torch.Tensor, A_log_N: torch.Tensor) -> torch.Tensor:
-    """[2, B, N, chunks * L]: time steps and running log decays."""
+def _decay(
+    sizes: _Sizes, dt_BSN: torch.Tensor, dt_bias_N: torch.Tensor, A_log_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Time steps and running log decays, [B, N, chunks * L] each."""
     padded = sizes.chunks * sizes.chunk
     work = torch.empty(2, sizes.batch, sizes.heads, padded, dtype=torch.float32, device=dt_BSN.device)
+    step, cum = work.unbind()
     launch = DECAY.config(dt_BSN.device, sizes.heads)
-    chunk_decay_fwd_kernel[sizes.decay_grid(launch["BLOCK_N"])](
-        dt_ptr=dt_BSN,
-        bias_ptr=dt_bias_N,
-        A_log_ptr=A_log_N,
-        step_ptr=work[0],
-        cum_ptr=work[1],
-        length=sizes.length,
-        heads=sizes.heads,
-        padded=padded,
-        b_stride=dt_BSN.stride(0),
-        s_stride=dt_BSN.stride(1),
-        n_stride=dt_BSN.stride(2),
-        L=sizes.chunk,
-        **launch,
-    )
-    return work
+    run_kernel(
+        chunk_decay_fwd_kernel, sizes.decay_grid(launch["BLOCK_N"]),
+        dt_BSN, dt_bias_N, A_log_N, step, cum, sizes.length, sizes.heads, padded, *dt_BSN.stride(),
+        L=sizes.chunk, **launch,
+    )  # fmt: skip
+    return step, cum
 
 
 def _decay_backward(
     sizes: _Sizes,
     inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    work: torch.Tensor,
-    dwork: torch.Tensor,
-    parts: torch.Tensor,
+    step: torch.Tensor,
+    dwork: Sequence[torch.Tensor],
+    parts: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Gradient of dt; partials of A_log's and the bias's gradients go to ``parts[1]`` and ``parts[2]``."""
     dt_BSN, dt_bias_N, A_log_N = inputs
     ddt_BSN = torch.empty(dt_BSN.shape, dtype=dt_BSN.dtype, device=dt_BSN.device)
     launch = DECAY.config(dt_BSN.device, sizes.heads)
-    chunk_decay_bwd_kernel[sizes.decay_grid(launch["BLOCK_N"])](
-        dt_ptr=dt_BSN,
-        bias_ptr=dt_bias_N,
-        A_log_ptr=A_log_N,
-        step_ptr=work[0],
-        dstep_ptr=dwork[0],
-        ddecay_ptr=dwork[1],
-        ddt_ptr=ddt_BSN,
-        dA_log_ptr=parts[1],
-        dbias_ptr=parts[2],
-        length=sizes.length,
-        heads=sizes.heads,
-        padded=work.shape[-1],
-        b_stride=dt_BSN.stride(0),
-        s_stride=dt_BSN.stride(1),
-        n_stride=dt_BSN.stride(2),
-        L=sizes.chunk,
-        slot=work[0].numel(),
-        SLOTS=dwork.shape[0] - 1,
-        **launch,
-    )
+    run_kernel(
+        chunk_decay_bwd_kernel, sizes.decay_grid(launch["BLOCK_N"]),
+        dt_BSN, dt_bias_N, A_log_N, step, dwork[0], dwork[1], ddt_BSN, parts[1], parts[2], sizes.length, sizes.heads,
+        step.shape[-1], *dt_BSN.stride(), step.numel(),
+        L=sizes.chunk, SLOTS=len(dwork) - 1, **launch,
+    )  # fmt: skip
     return ddt_BSN
 
 
 def _states(
-    sizes: _Sizes, x_BSND: torch.Tensor, B_BSGK: torch.Tensor, work: torch.Tensor, *, reverse: bool
+    sizes: _Sizes, x_BSND: torch.Tensor, B_BSGK: torch.Tensor, work: tuple[torch.Tensor, torch.Tensor], *, reverse: bool
 ) -> torch.Tensor:
     """[B, chunks, N, D, K] in the activation type: states before each chunk; reverse: gradients after each chunk."""
     sequences = sizes.batch * sizes.heads
     launch = STATES.config(x_BSND.device, sequences, sizes.width, sizes.num_state, x_BSND.element_size())
     shape = (sizes.batch, sizes.chunks, sizes.heads, sizes.width, sizes.num_state)
     states = torch.empty(shape, dtype=x_BSND.dtype, device=x_BSND.device)
-    tiles = triton.cdiv(sizes.width, launch["BLOCK_D"]) * triton.cdiv(sizes.num_state, launch["BLOCK_K"])
-    chunk_states_kernel[(sizes.heads, tiles, sizes.batch)](
-        x_ptr=x_BSND,
-        B_ptr=B_BSGK,
-        step_ptr=work[0],
-        cum_ptr=work[1],
-        states_ptr=states,
-        **sizes.counts,
-        **_strides(x=x_BSND, B=B_BSGK),
-        L=sizes.chunk,
-        REVERSE=reverse,
-        **launch,
-    )
+    tiles = cdiv(sizes.width, launch["BLOCK_D"]) * cdiv(sizes.num_state, launch["BLOCK_K"])
+    run_kernel(
+        chunk_states_kernel, (sizes.heads, tiles, sizes.batch),
+        x_BSND, B_BSGK, *work, states, *sizes.counts, *_strides(x_BSND, B_BSGK),
+        L=sizes.chunk, REVERSE=reverse, **launch,
+    )  # fmt: skip
     return states
 
 
@@ -223,72 +174,48 @@ class _SSDScan(torch.autograd.Function):
             ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N)
             return y_BSND
         work = _decay(sizes, dt_BSN, dt_bias_N, A_log_N)
-        chunk_scan_fwd_kernel[(sizes.chunks, sizes.groups, sizes.batch)](
-            x_ptr=x_BSND,
-            B_ptr=B_BSGK,
-            C_ptr=C_BSGK,
-            D_ptr=D_N,
-            step_ptr=work[0],
-            cum_ptr=work[1],
-            states_ptr=_states(sizes, x_BSND, B_BSGK, work, reverse=False),
-            y_ptr=y_BSND,
-            **sizes.counts,
-            **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
-            **sizes.scan_tiles,
+        run_kernel(
+            chunk_scan_fwd_kernel, (sizes.chunks, sizes.groups, sizes.batch),
+            x_BSND, B_BSGK, C_BSGK, D_N, *work, _states(sizes, x_BSND, B_BSGK, work, reverse=False), y_BSND,
+            *sizes.counts, *_strides(x_BSND, B_BSGK, C_BSGK),
+            L=sizes.chunk, BLOCK_D=sizes.block_d, BLOCK_K=sizes.block_k,
             **SCAN.config(x_BSND.device, sizes.width, sizes.num_state, x_BSND.element_size()),
-        )
-        ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work)
+        )  # fmt: skip
+        ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, *work)
         return y_BSND
 
     @staticmethod
     def backward(ctx, dy_BSND: torch.Tensor):
         if not dy_BSND.numel():
             return *(torch.zeros_like(saved) for saved in ctx.saved_tensors), None
-        x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, work = ctx.saved_tensors
+        x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, *work = ctx.saved_tensors
+        step, cum = work
         sizes, dy_BSND = ctx.sizes, dy_BSND.contiguous()
         launch = BWD_STATES.config(x_BSND.device, sizes.num_state, x_BSND.element_size())
-        k_tiles = triton.cdiv(sizes.num_state, launch["BLOCK_K"])
+        k_tiles = cdiv(sizes.num_state, launch["BLOCK_K"])
         # The gradient of step; then that of the log decays: what needs no state, and one part per tile of K.
-        dwork = work.new_empty(2 + k_tiles, *work.shape[1:])
+        dwork = step.new_empty(2 + k_tiles, *step.shape).unbind()
         pairs = x_BSND.new_empty(sizes.batch, sizes.chunks, sizes.groups, sizes.chunk, sizes.chunk)
-        parts = x_BSND.new_empty(3, sizes.batch * sizes.chunks, sizes.heads, dtype=torch.float32)
+        parts = step.new_empty(3, sizes.batch * sizes.chunks, sizes.heads).unbind()
         dx_BSND, dB_BSGK, dC_BSGK = (
             torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x_BSND, B_BSGK, C_BSGK)
         )
-        both = {
-            "x_ptr": x_BSND,
-            "B_ptr": B_BSGK,
-            "C_ptr": C_BSGK,
-            "step_ptr": work[0],
-            "cum_ptr": work[1],
-            "dstates_ptr": _states(sizes, dy_BSND, C_BSGK, work, reverse=True),
-            "dy_ptr": dy_BSND,
-            "pairs_ptr": pairs,
-            **sizes.counts,
-            **_strides(x=x_BSND, B=B_BSGK, C=C_BSGK),
-            "L": sizes.chunk,
-            "BLOCK_D": sizes.block_d,
-        }
-        chunk_scan_bwd_values_kernel[(sizes.chunks, sizes.groups, sizes.batch)](
-            D_ptr=D_N,
-            dx_ptr=dx_BSND,
-            dD_ptr=parts[0],
-            dstep_ptr=dwork[0],
-            ddecay_ptr=dwork[1],
-            BLOCK_K=sizes.block_k,
-            **both,
+        dstates = _states(sizes, dy_BSND, C_BSGK, (step, cum), reverse=True)
+        counts, strides = sizes.counts, _strides(x_BSND, B_BSGK, C_BSGK)
+        run_kernel(
+            chunk_scan_bwd_values_kernel, (sizes.chunks, sizes.groups, sizes.batch),
+            x_BSND, B_BSGK, C_BSGK, D_N, step, cum, dstates, dy_BSND, dx_BSND, parts[0], dwork[0], dwork[1], pairs,
+            *counts, *strides,
+            L=sizes.chunk, BLOCK_D=sizes.block_d, BLOCK_K=sizes.block_k,
             **BWD_VALUES.config(x_BSND.device, sizes.width, sizes.num_state, x_BSND.element_size()),
-        )
-        chunk_scan_bwd_states_kernel[(sizes.chunks * k_tiles, sizes.groups, sizes.batch)](
-            states_ptr=_states(sizes, x_BSND, B_BSGK, work, reverse=False),
-            dB_ptr=dB_BSGK,
-            dC_ptr=dC_BSGK,
-            ddecay_ptr=dwork[2],
-            slot=work[0].numel(),
-            **both,
-            **launch,
-        )
-        ddt_BSN = _decay_backward(sizes, (dt_BSN, dt_bias_N, A_log_N), work, dwork, parts)
+        )  # fmt: skip
+        run_kernel(
+            chunk_scan_bwd_states_kernel, (sizes.chunks * k_tiles, sizes.groups, sizes.batch),
+            x_BSND, B_BSGK, C_BSGK, step, cum, _states(sizes, x_BSND, B_BSGK, (step, cum), reverse=False), dstates,
+            dy_BSND, dB_BSGK, dC_BSGK, dwork[2], pairs, *counts, *strides, step.numel(),
+            L=sizes.chunk, BLOCK_D=sizes.block_d, **launch,
+        )  # fmt: skip
+        ddt_BSN = _decay_backward(sizes, (dt_BSN, dt_bias_N, A_log_N), step, dwork, parts)
         dD, dA_log, dbias = (column_sum(part) for part in parts)
         params = (dA_log.to(A_log_N.dtype), dD.to(D_N.dtype), dbias.to(dt_bias_N.dtype))
         return dx_BSND, ddt_BSN, params[0], dB_BSGK, dC_BSGK, params[1], params[2], None
@@ -326,6 +253,7 @@ VARIANT = Variant(
         "megatron.core.ops.ssd_scan.kernels.chunk_scan",
         "megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd",
         "megatron.core.ops.column_sum",
+        "megatron.core.ops.direct_launch",
         "megatron.core.ops.launch",
     ),
 )
