@@ -35,7 +35,7 @@ def column_sum_kernel(parts_ptr, out_ptr, rows, columns, BLOCK_R: tl.constexpr, 
 def column_sum(parts_RX: torch.Tensor) -> torch.Tensor:
     """Sum a contiguous fp32 matrix [R, X] over its rows: fp32 [X], the same bits every time."""
     rows, columns = parts_RX.shape
-    out_X = torch.empty(columns, dtype=torch.float32, device=parts_RX.device)
+    out_X = parts_RX.new_empty(columns, dtype=torch.float32)
     if columns:
         launch = LAUNCH.config(parts_RX.device, columns)
         run_kernel(column_sum_kernel, (cdiv(columns, launch["BLOCK_X"]),), parts_RX, out_X, rows, columns, **launch)

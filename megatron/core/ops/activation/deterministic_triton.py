@@ -27,7 +27,7 @@ class _Activation(torch.autograd.Function):
     def forward(ctx, x_RF: torch.Tensor, kind: int, weight_R: torch.Tensor | None) -> torch.Tensor:
         rows = x_RF.shape[0]
         width = x_RF.shape[1] // (2 if kind == KINDS["swiglu"] else 1)
-        out_RF = torch.empty(rows, width, dtype=x_RF.dtype, device=x_RF.device)
+        out_RF = x_RF.new_empty(rows, width)
         launch = FORWARD.config(x_RF.device, width)
         if out_RF.numel():
             run_kernel(
@@ -43,8 +43,8 @@ class _Activation(torch.autograd.Function):
     def backward(ctx, dout_RF: torch.Tensor):
         x_RF, weight_R = ctx.saved_tensors
         rows, width = dout_RF.shape
-        dx_RF = torch.empty(x_RF.shape, dtype=x_RF.dtype, device=x_RF.device)
-        dweight_R = None if weight_R is None else torch.empty(rows, dtype=torch.float32, device=x_RF.device)
+        dx_RF = torch.empty_like(x_RF, memory_format=torch.contiguous_format)
+        dweight_R = None if weight_R is None else x_RF.new_empty(rows, dtype=torch.float32)
         launch = BACKWARD.config(x_RF.device, width)
         if dout_RF.numel():
             run_kernel(

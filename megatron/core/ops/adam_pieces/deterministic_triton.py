@@ -40,7 +40,7 @@ def adam_pieces(
     facts, tiles, _ = plan.table.on(grad.device)
     num_tiles = tiles.shape[0]
     num_digests = 4 + digest_grad if digest else 0
-    partial = torch.empty(num_digests, num_tiles, 2, dtype=torch.int64, device=grad.device)
+    partial = grad.new_empty(num_digests, num_tiles, 2, dtype=torch.int64)
     if num_tiles:
         run_kernel(
             adam_tiles_kernel, (num_tiles,),

@@ -30,7 +30,7 @@ class _CausalConv1d(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_BSC: torch.Tensor, weight_CW: torch.Tensor, bias_C: torch.Tensor) -> torch.Tensor:
         batch, length, channels = x_BSC.shape
-        y_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
+        y_BSC = torch.empty_like(x_BSC, memory_format=torch.contiguous_format)
         launch = FORWARD.config(x_BSC.device, channels, x_BSC.element_size())
         if y_BSC.numel():
             grid = (cdiv(channels, launch["BLOCK_C"]), cdiv(length, launch["RUN"]), batch)
@@ -46,10 +46,10 @@ class _CausalConv1d(torch.autograd.Function):
     def backward(ctx, dy_BSC: torch.Tensor):
         x_BSC, weight_CW, bias_C = ctx.saved_tensors
         (batch, length, channels), width = x_BSC.shape, weight_CW.shape[1]
-        dx_BSC = torch.empty(x_BSC.shape, dtype=x_BSC.dtype, device=x_BSC.device)
+        dx_BSC = torch.empty_like(x_BSC, memory_format=torch.contiguous_format)
         launch = BACKWARD.config(x_BSC.device, channels, x_BSC.element_size())
         runs = cdiv(length, launch["RUN"])
-        parts = torch.empty(batch * runs, 5 * channels, dtype=torch.float32, device=x_BSC.device)
+        parts = x_BSC.new_empty(batch * runs, 5 * channels, dtype=torch.float32)
         if dx_BSC.numel():
             run_kernel(
                 causal_conv1d_bwd_kernel, (cdiv(channels, launch["BLOCK_C"]), runs, batch),

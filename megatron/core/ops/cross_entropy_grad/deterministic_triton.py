@@ -22,7 +22,7 @@ def cross_entropy_grad(
     """Same contract as the reference."""
     logits_TV = rows_of(logits_TV.detach())
     tokens, width = logits_TV.shape
-    dlogits_TV = torch.empty(tokens, width, dtype=logits_TV.dtype, device=logits_TV.device)
+    dlogits_TV = logits_TV.new_empty(tokens, width)
     if dlogits_TV.numel():
         launch = LAUNCH.config(logits_TV.device, width)
         run_kernel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 
@@ -28,6 +29,7 @@ LAUNCH = Launch(kernel="dropout", rule=_rule, choices={"BLOCK": (512, 1024, 2048
 Box = tuple[tuple[int, int], ...]
 
 
+@lru_cache(maxsize=256)
 def _four_dims(shape: tuple[int, ...], box: Box) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Extents and global strides of the box with neighbouring whole dims joined, as four dims; the first index.
 

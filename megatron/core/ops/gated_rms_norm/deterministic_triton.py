@@ -35,8 +35,8 @@ class _GatedRMSNorm(torch.autograd.Function):
     def forward(ctx, y_TX: torch.Tensor, z_TX: torch.Tensor, weight_X: torch.Tensor, group_size: int, eps: float):
         rows, width = y_TX.shape
         groups = width // group_size
-        out_TX = torch.empty(rows, width, dtype=y_TX.dtype, device=y_TX.device)
-        rstd_TG = torch.empty(rows, groups, dtype=torch.float32, device=y_TX.device)
+        out_TX = y_TX.new_empty(rows, width)
+        rstd_TG = y_TX.new_empty(rows, groups, dtype=torch.float32)
         launch = FORWARD.config(y_TX.device, group_size, y_TX.element_size())
         if out_TX.numel():
             run_kernel(
@@ -54,9 +54,9 @@ class _GatedRMSNorm(torch.autograd.Function):
         launch = BACKWARD.config(y_TX.device, width // max(1, groups), y_TX.element_size())
         tiles = cdiv(cdiv(rows, launch["ROWS"]), launch["PROGRAMS"])
         programs = cdiv(rows, launch["ROWS"] * tiles) if rows else 0
-        dy_TX = torch.empty(rows, width, dtype=y_TX.dtype, device=y_TX.device)
+        dy_TX = y_TX.new_empty(rows, width)
         dz_TX = torch.empty_like(dy_TX)
-        parts_PX = torch.empty(programs, width, dtype=torch.float32, device=y_TX.device)
+        parts_PX = y_TX.new_empty(programs, width, dtype=torch.float32)
         if dy_TX.numel():
             run_kernel(
                 gated_rms_norm_bwd_kernel, (programs, groups),

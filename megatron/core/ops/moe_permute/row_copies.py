@@ -46,7 +46,7 @@ def tokens_to_rows(x_TH: torch.Tensor, row_of_TJ: torch.Tensor, num_rows: int) -
     """``rows[row_of[t, j]] = x[t]``; rows that no entry names are zero. ``row_of_TJ`` is contiguous."""
     (tokens, copies), width, device = row_of_TJ.shape, x_TH.shape[1], x_TH.device
     filled_R = torch.zeros(num_rows, dtype=torch.int8, device=device)
-    rows_RH = torch.empty(num_rows, width, dtype=x_TH.dtype, device=device)
+    rows_RH = x_TH.new_empty(num_rows, width)
     if not rows_RH.numel():
         return rows_RH
     if row_of_TJ.numel():
@@ -64,7 +64,7 @@ def tokens_to_rows(x_TH: torch.Tensor, row_of_TJ: torch.Tensor, num_rows: int) -
 def rows_to_tokens(rows_RH: torch.Tensor, row_of_TJ: torch.Tensor) -> torch.Tensor:
     """``x[t] = sum over j of rows[row_of[t, j]]`` in fp32, j ascending from +0.0, rounded once."""
     (tokens, copies), width = row_of_TJ.shape, rows_RH.shape[1]
-    x_TH = torch.empty(tokens, width, dtype=rows_RH.dtype, device=rows_RH.device)
+    x_TH = rows_RH.new_empty(tokens, width)
     if x_TH.numel():
         launch = SUM.config(rows_RH.device, width)
         run_kernel(

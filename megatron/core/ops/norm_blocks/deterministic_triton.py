@@ -28,7 +28,7 @@ def norm_blocks(flat: torch.Tensor) -> torch.Tensor:
     launch = LAUNCH.config(flat.device)
     blocks_each = cdiv(blocks, launch["PROGRAMS"])
     programs = cdiv(blocks, blocks_each)
-    limbs = torch.empty(programs, _ROW, dtype=torch.int64, device=flat.device)
+    limbs = flat.new_empty(programs, _ROW, dtype=torch.int64)
     run_kernel(
         norm_blocks_kernel, (programs,),
         flat.detach().contiguous(), limbs, flat.numel(), blocks_each,

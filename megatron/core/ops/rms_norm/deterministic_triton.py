@@ -32,7 +32,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         rows, width = x_TH.shape
         y_TH = torch.empty_like(x_TH, memory_format=torch.contiguous_format)
-        rstd_T = torch.empty(rows, dtype=torch.float32, device=x_TH.device)
+        rstd_T = x_TH.new_empty(rows, dtype=torch.float32)
         launch = FORWARD.config(x_TH.device, width, x_TH.element_size())
         if rows:
             run_kernel(
@@ -51,7 +51,7 @@ class _RMSNorm(torch.autograd.Function):
         tiles = cdiv(cdiv(rows, launch["ROWS"]), launch["PROGRAMS"])
         programs = cdiv(rows, launch["ROWS"] * tiles) if rows else 0
         dx_TH = torch.empty_like(x_TH, memory_format=torch.contiguous_format)
-        parts_PH = torch.empty(programs, width, dtype=torch.float32, device=x_TH.device)
+        parts_PH = x_TH.new_empty(programs, width, dtype=torch.float32)
         if programs:
             run_kernel(
                 rms_norm_bwd_kernel, (programs,),

@@ -23,7 +23,7 @@ def _turn(x_SBND: torch.Tensor, cos_SBR: torch.Tensor, sin_SBR: torch.Tensor, *,
     if x_SBND.stride(-1) != 1:
         x_SBND = x_SBND.contiguous()
     half = cos_SBR.shape[-1]
-    out_SBND = torch.empty(x_SBND.shape, dtype=x_SBND.dtype, device=x_SBND.device)
+    out_SBND = torch.empty_like(x_SBND, memory_format=torch.contiguous_format)
     if not out_SBND.numel():
         return out_SBND
     launch = LAUNCH.config(x_SBND.device, heads, width)

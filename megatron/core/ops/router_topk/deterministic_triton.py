@@ -23,7 +23,7 @@ def router_topk(score_TE: torch.Tensor, bias_E: torch.Tensor | None, k: int) -> 
     tokens, experts = score_TE.shape
     if not 0 <= k <= experts:
         raise ValueError(f"cannot choose {k} of {experts} experts")
-    ids_Tk = torch.empty(tokens, k, dtype=torch.int64, device=score_TE.device)
+    ids_Tk = score_TE.new_empty(tokens, k, dtype=torch.int64)
     if not ids_Tk.numel():
         return ids_Tk
     score_TE = score_TE.detach() if score_TE.stride(1) == 1 else score_TE.detach().contiguous()

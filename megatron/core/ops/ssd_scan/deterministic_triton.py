@@ -116,7 +116,7 @@ def _decay(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Time steps and running log decays, [B, N, chunks * L] each."""
     padded = sizes.chunks * sizes.chunk
-    work = torch.empty(2, sizes.batch, sizes.heads, padded, dtype=torch.float32, device=dt_BSN.device)
+    work = dt_BSN.new_empty(2, sizes.batch, sizes.heads, padded, dtype=torch.float32)
     step, cum = work.unbind()
     launch = DECAY.config(dt_BSN.device, sizes.heads)
     run_kernel(
@@ -136,7 +136,7 @@ def _decay_backward(
 ) -> torch.Tensor:
     """Gradient of dt; partials of A_log's and the bias's gradients go to ``parts[1]`` and ``parts[2]``."""
     dt_BSN, dt_bias_N, A_log_N = inputs
-    ddt_BSN = torch.empty(dt_BSN.shape, dtype=dt_BSN.dtype, device=dt_BSN.device)
+    ddt_BSN = torch.empty_like(dt_BSN, memory_format=torch.contiguous_format)
     launch = DECAY.config(dt_BSN.device, sizes.heads)
     run_kernel(
         chunk_decay_bwd_kernel, sizes.decay_grid(launch["BLOCK_N"]),
@@ -154,7 +154,7 @@ def _states(
     sequences = sizes.batch * sizes.heads
     launch = STATES.config(x_BSND.device, sequences, sizes.width, sizes.num_state, x_BSND.element_size())
     shape = (sizes.batch, sizes.chunks, sizes.heads, sizes.width, sizes.num_state)
-    states = torch.empty(shape, dtype=x_BSND.dtype, device=x_BSND.device)
+    states = x_BSND.new_empty(shape)
     tiles = cdiv(sizes.width, launch["BLOCK_D"]) * cdiv(sizes.num_state, launch["BLOCK_K"])
     run_kernel(
         chunk_states_kernel, (sizes.heads, tiles, sizes.batch),
@@ -168,7 +168,7 @@ class _SSDScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, chunk_size: int) -> torch.Tensor:
         sizes = _sizes(x_BSND, B_BSGK, chunk_size)
-        y_BSND = torch.empty(x_BSND.shape, dtype=x_BSND.dtype, device=x_BSND.device)
+        y_BSND = torch.empty_like(x_BSND, memory_format=torch.contiguous_format)
         ctx.sizes = sizes
         if not y_BSND.numel():
             ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N)
@@ -198,7 +198,7 @@ class _SSDScan(torch.autograd.Function):
         pairs = x_BSND.new_empty(sizes.batch, sizes.chunks, sizes.groups, sizes.chunk, sizes.chunk)
         parts = step.new_empty(3, sizes.batch * sizes.chunks, sizes.heads).unbind()
         dx_BSND, dB_BSGK, dC_BSGK = (
-            torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x_BSND, B_BSGK, C_BSGK)
+            torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x_BSND, B_BSGK, C_BSGK)
         )
         dstates = _states(sizes, dy_BSND, C_BSGK, (step, cum), reverse=True)
         counts, strides = sizes.counts, _strides(x_BSND, B_BSGK, C_BSGK)
