@@ -215,5 +215,5 @@ def verdict(iteration: int, found: Sequence[object]) -> str:
     return (
         f"iteration {iteration}: computed twice from the same state, the results differ (silent data corruption). "
         f"First on {'; '.join(said[:_RANKS_SHOWN])}{more}{received}. The step was not taken; the last checkpoint is "
-        "intact."
+        "intact: test the machine (examples/fleet_health.sh) and go on from it without that machine."
     )
