@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from megatron.core.ops import direct_launch
 from megatron.core.ops.digest_words.kernels.digest_words import digest_words_kernel
@@ -86,6 +87,11 @@ def test_numbers_of_one_kind_have_one_key():
     assert len(kinds) == len({triton_says(number) for number in range(1 << 12)}) == 3
 
 
+def test_numbers_of_declared_types_are_not_compiled_in():
+    backend = CUDABackend(GPUTarget("cuda", 90, 32))
+    assert {native_specialize_impl(backend, number, False, False, True)[1:] for number in NUMBERS + LARGE} == {(None,)}
+
+
 def test_what_has_no_key():
     assert kinds_of((torch.zeros(4),)) is None
     assert kinds_of((3, (torch.zeros(4),))) is None
@@ -103,6 +109,7 @@ class Compiled(CompiledKernel):
 
     def __init__(self, runs: list[tuple]) -> None:
         self.runs, self.function, self.packed_metadata = runs, "function", "metadata"
+        self.module, self.name, self.src = "module", "planted", None
 
     @property
     def run(self) -> Any:
@@ -134,10 +141,10 @@ class Kernel:
 def gpu(monkeypatch) -> SimpleNamespace:
     """Current device and stream, to be changed by the test."""
     now = SimpleNamespace(device=0, stream=7)
-    active = SimpleNamespace(
+    now.active = SimpleNamespace(
         get_current_device=lambda: now.device, get_current_stream=lambda device: 100 * device + now.stream
     )
-    monkeypatch.setattr(direct_launch, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(direct_launch, "driver", SimpleNamespace(active=now.active))
     monkeypatch.setattr(direct_launch, "_KERNELS", {})
     return now
 
@@ -154,6 +161,24 @@ def test_the_second_launch_is_direct_with_all_arguments_in_the_order_of_paramete
     no_hooks = (None, None, None)
     given = (later.data_ptr(), None, 5, 2e-5, True, 64)
     assert kernel.runs == [(6, 2, 1, 8, "function", "metadata", *no_hooks, *given)]
+
+
+def test_what_triton_compiled_is_run_as_triton_runs_it(gpu, monkeypatch):
+    runs: list[tuple] = []
+
+    def compiled(self: Any, key: Any, *rest: Any) -> Compiled:
+        return self.device_caches[0][0].setdefault(key, Compiled(runs))
+
+    gpu.active.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+    monkeypatch.setattr(triton.runtime.driver, "_active", gpu.active)
+    monkeypatch.setattr(JITFunction, "_do_compile", compiled)
+    x = on_gpu(first=1)
+    for _ in range(2):
+        run_kernel(planted_kernel, (3, 2), x, None, 7, 0.5, num_warps=2, BLOCK=64, KIND=True)
+    ordinary, direct = runs
+    assert direct[6:9] == (None, None, None)
+    addresses = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in ordinary]
+    assert [*addresses[:6], *addresses[9:]] == [*direct[:6], *direct[9:]]
 
 
 @pytest.mark.parametrize(
