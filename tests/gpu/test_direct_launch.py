@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,18 +20,11 @@ from megatron.core.ops import direct_launch
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.registry import Case, Variant
-from megatron.core.ops.rms_norm.kernels.rms_norm import rms_norm_fwd_kernel
 from tests.ops.calls import call, seeded_cases
 
 pytestmark = pytest.mark.gpu
 
-NEVER_DIRECT = frozenset({"grouped_grad"})
-"""Takes tensor descriptors, which have no key."""
-OPS = {
-    op.spec.name: op
-    for op in ALL_OPS
-    if op.variants[0].name == "deterministic_triton" and op.spec.name not in NEVER_DIRECT
-}
+OPS = {op.spec.name: op for op in ALL_OPS if op.variants[0].name == "deterministic_triton"}
 SHIFTED = ("rms_norm", "gated_rms_norm", "activation", "rope", "moe_permute", "ssd_scan")
 LAUNCHES = 2000
 
@@ -168,24 +162,27 @@ def microseconds(launch: Callable[[], None]) -> float:
     return min(times) / LAUNCHES * 1e6
 
 
-def test_a_direct_launch_takes_the_host_less(capsys) -> None:
-    x_TH = torch.randn(4, 256, device="cuda")
-    weight_H, y_TH, rstd_T = torch.randn(256, device="cuda"), torch.empty_like(x_TH), torch.empty(4, device="cuda")
-    args = (x_TH, weight_H, y_TH, rstd_T, 4, 256, 256, 1e-5)
-    constants = {"ROWS": 4, "BLOCK": 256, "num_warps": 4}
+def test_a_direct_launch_takes_the_host_less(monkeypatch, capsys) -> None:
+    module, x_TH, weight_H = sys.modules[variant_of("rms_norm").fn.__module__], torch.randn(4, 256), torch.randn(256)
+    x_TH, weight_H = x_TH.cuda(), weight_H.cuda()
+    asked: list[tuple] = []
 
-    def ordinary() -> None:
-        rms_norm_fwd_kernel[(1,)](*args, **constants)
-
-    def direct() -> None:
-        run_kernel(rms_norm_fwd_kernel, (1,), *args, **constants)
+    def by_triton_alone(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        asked.append((kernel, grid, args, constants))
+        kernel[grid](*args, **constants)
 
     def op() -> None:
-        variant_of("rms_norm").fn(x_TH, weight_H, 1e-5)
+        module.rms_norm(x_TH, weight_H, 1e-5)
 
-    for launch in (ordinary, direct, op):
-        launch()
-    took = {launch.__name__: microseconds(launch) for launch in (ordinary, direct, op)}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "run_kernel", by_triton_alone)
+        op()
+        kernel, grid, args, constants = asked[0]
+        op_ordinary = microseconds(op)
+    run_kernel(kernel, grid, *args, **constants)
+    ordinary = microseconds(lambda: kernel[grid](*args, **constants))
+    direct = microseconds(lambda: run_kernel(kernel, grid, *args, **constants))
     with capsys.disabled():
-        print("\nhost us a launch of rms_norm: " + ", ".join(f"{name} {us:.1f}" for name, us in took.items()))
-    assert took["direct"] < took["ordinary"]
+        print(f"\nhost us a launch of rms_norm forward: by Triton {ordinary:.1f}, direct {direct:.1f}")
+        print(f"host us a call of rms_norm forward: by Triton {op_ordinary:.1f}, direct {microseconds(op):.1f}")
+    assert direct < ordinary

@@ -22,6 +22,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megatron.core.ops import direct_launch
 from megatron.core.ops.digest_words.kernels.digest_words import digest_words_kernel
@@ -43,12 +44,19 @@ def on_gpu(dtype: torch.dtype = torch.float32, first: int = 0) -> OnGPU:
     return torch.zeros(64, dtype=dtype)[first:].as_subclass(OnGPU)
 
 
+def described(dtype: torch.dtype, block: list[int]) -> TensorDescriptor:
+    shape = (2, 64, 64)[-len(block) :]
+    return TensorDescriptor.from_tensor(torch.zeros(shape, dtype=dtype).as_subclass(OnGPU), block)
+
+
 def values() -> list[Any]:
     """Arguments of all kinds, several of each."""
     tensors = [on_gpu(dtype, first) for dtype in DTYPES for first in (0, 1, 16)]
     plain = [*NUMBERS, *LARGE, True, False, None, 0.0, -0.0, 1.0, 2.5, *tensors]
     tuples = [(), (tensors[0],), (tensors[1],), (tensors[0], tensors[3]), (tensors[0], None), (1, 16), (1, 2)]
-    return [*plain, *tuples]
+    blocks = ([16, 16], [16, 32], [32, 16])
+    descriptors = [described(dtype, block) for dtype in (torch.float32, torch.bfloat16) for block in blocks]
+    return [*plain, *tuples, *descriptors, described(torch.float32, [1, 16, 16])]
 
 
 def triton_says(value: Any) -> tuple:
@@ -95,6 +103,7 @@ def test_numbers_of_declared_types_are_not_compiled_in():
 def test_what_has_no_key():
     assert kinds_of((torch.zeros(4),)) is None
     assert kinds_of((3, (torch.zeros(4),))) is None
+    assert kinds_of((TensorDescriptor.from_tensor(torch.zeros(16, 16), [16, 16]),)) is None
     assert kinds_of((object(),)) is None
     assert kinds_of((torch.float32,)) is None
 

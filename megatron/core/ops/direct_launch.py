@@ -17,6 +17,7 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.interpreter import InterpretedFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 KEYED = (int, bool, str, type(None), tl.dtype)
 """Types of constants of which values that are equal, and of one type, are the same to Triton."""
@@ -55,8 +56,8 @@ def kinds_of(args: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], list[Any]] | 
     """All that Triton compiles in of run-time arguments, and the arguments with addresses in place of tensors.
 
     That is: a tensor's type, and whether its address is a multiple of 16; an integer's width, and whether it is 1 or a
-    multiple of 16; that an argument is a float, a bool or ``None``; the same of a tuple's elements. ``None`` where an
-    argument is anything else, such as a tensor that is not on a GPU.
+    multiple of 16; that an argument is a float, a bool or ``None``; the type and block of a descriptor; and the same of
+    a tuple's elements. ``None`` where an argument is anything else, such as a tensor that is not on a GPU.
     """
     kinds: list[Any] = []
     given: list[Any] = []
@@ -83,6 +84,9 @@ def kinds_of(args: tuple[Any, ...]) -> tuple[tuple[Hashable, ...], list[Any]] | 
                 return None
             kinds.append((tuple, inner[0]))
             given.append(tuple(inner[1]))
+        elif kind is TensorDescriptor and arg.base.is_cuda:
+            kinds.append((kind, arg.base.dtype, *arg.block_shape))
+            given.append(arg)
         else:
             return None
     return tuple(kinds), given
