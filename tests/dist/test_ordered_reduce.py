@@ -153,3 +153,14 @@ def _longest_wait() -> float:
 
 def test_every_group_waits_as_long_as_it_was_told() -> None:
     assert run_ranks(2, _longest_wait) == [180.0, 180.0]
+
+
+def _spread_groups() -> dict[str, bool]:
+    """Rank function: which groups of TP2 x DP2 are on several machines when ranks 0 and 1 share one."""
+    placement = Placement(nodes=(0, 0, 1, 1), block=1, expert_block=1)
+    groups = create_process_groups(plan_topology(world=4, tp=2), torch.device("cpu"), placement)
+    return {name: getattr(groups, name).spread for name in ("tp", "dp", "pp", "world")}
+
+
+def test_groups_know_whether_they_are_on_several_machines() -> None:
+    assert run_ranks(4, _spread_groups) == [{"tp": False, "dp": True, "pp": False, "world": True}] * 4

@@ -119,7 +119,7 @@ PROMISES = (
     ),
     Promise(
         level="L2",
-        promise="A sum over two members, which NCCL adds while it transfers, has the bits of the stated order",
+        promise="A sum over two members of one machine, which NCCL adds in transit, has the bits of the stated order",
         kept_by="two terms have one addition; fp32 has more than twice the digits of bf16 and fp16 and two, so "
         "rounding by way of it changes nothing",
         test="gpu/test_sum_of_two.py::test_nccl_adds_two_terms_as_stated",

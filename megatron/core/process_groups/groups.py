@@ -20,7 +20,8 @@ class Group:
 
     ``ranks`` are global ranks in axis order, ``rank`` is this process's position among them. ``handle`` is ``None``
     for a group of one, which never communicates. ``blocks`` is set where the members are spread over machines so that
-    a fold in blocks is made inside machines first. ``probe`` is told of every collective, where there is one.
+    a fold in blocks is made inside machines first; ``spread`` says that they are on several at all, where that is
+    known. ``probe`` is told of every collective, where there is one.
     """
 
     axis: str
@@ -28,6 +29,7 @@ class Group:
     rank: int
     handle: dist.ProcessGroup | None
     blocks: BlockGroups | None = None
+    spread: bool = False
     probe: Probe | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -106,7 +108,8 @@ def create_process_groups(
     rank = dist.get_rank() if dist.is_initialized() else 0
     timeout = None if timeout_minutes is None else datetime.timedelta(minutes=timeout_minutes)
     new_group = functools.partial(dist.new_group, timeout=timeout)
-    groups = _groups(topology, rank, device, dist.group.WORLD if world > 1 else None, new_group)
+    nodes = None if placement is None else placement.nodes
+    groups = _groups(topology, rank, device, dist.group.WORLD if world > 1 else None, new_group, nodes)
     if placement is None:
         return groups
     return replace(
@@ -136,14 +139,16 @@ def _groups(
     device: torch.device,
     everyone: dist.ProcessGroup | None,
     create: Callable[[list[int]], dist.ProcessGroup | None],
+    nodes: Sequence[int] | None = None,
 ) -> ProcessGroups:
     """The groups that ``rank`` is a member of; ``create`` is called for every group of several ranks, in one order."""
-    found = {axis: _group_of(rank, axis, topology.group_lists(axis), create) for axis in AXES}
+    found = {axis: _group_of(rank, axis, topology.group_lists(axis), create, nodes) for axis in AXES}
+    everybody = tuple(range(topology.world))
     mine = {axis: group for axis, group in found.items() if group is not None}
     return ProcessGroups(
         topology=topology,
         at=topology.coordinates(rank),
-        world=Group(axis="world", ranks=tuple(range(topology.world)), rank=rank, handle=everyone),
+        world=Group(axis="world", ranks=everybody, rank=rank, handle=everyone, spread=_spread(everybody, nodes)),
         device=device,
         embedding=mine.pop("embedding", None),
         **mine,
@@ -155,14 +160,20 @@ def _group_of(
     axis: str,
     lists: Iterable[list[int]],
     create: Callable[[list[int]], dist.ProcessGroup | None],
+    nodes: Sequence[int] | None,
 ) -> Group | None:
     """Create the group of every list; the one that holds ``rank``, if any."""
     mine = None
     for ranks in lists:
         handle = create(ranks) if len(ranks) > 1 else None
         if rank in ranks:
-            mine = Group(axis=axis, ranks=tuple(ranks), rank=ranks.index(rank), handle=handle)
+            place, spread = ranks.index(rank), _spread(ranks, nodes)
+            mine = Group(axis=axis, ranks=tuple(ranks), rank=place, handle=handle, spread=spread)
     return mine
+
+
+def _spread(ranks: Sequence[int], nodes: Sequence[int] | None) -> bool:
+    return nodes is not None and len({nodes[rank] for rank in ranks}) > 1
 
 
 def _with_blocks(
@@ -181,7 +192,7 @@ def _with_blocks(
         if grid is None:
             continue
         inside, across = (
-            _group_of(rank, group.axis, [[ranks[i] for i in members] for members in cut], new_group)
+            _group_of(rank, group.axis, [[ranks[i] for i in members] for members in cut], new_group, nodes)
             for cut in (grid.inside, grid.across)
         )
         if inside is not None and across is not None:

@@ -8,10 +8,10 @@ backend and promises nothing; it is the baseline that the cost of order is measu
 The order is the *blocked fold*: members are added left to right inside blocks of ``block`` consecutive members, then
 the block sums left to right; the first term is copied, not added to zero.
 
-Two members have one addition, the same in either order. There NCCL adds while it transfers (``_adds_in_transit``),
-with the same bits: in fp32 and fp64 it is that addition; and of two bf16 or fp16 values, the sum rounded to fp32 and
-then to their type is the sum rounded once, as fp32 has more than twice their digits and two (S. A. Figueroa, "When is
-double rounding innocuous?", SIGNUM Newsletter 30, 1995).
+Two members have one addition, the same in either order. On one machine NCCL adds while it transfers
+(``_adds_in_transit``), with the same bits: in fp32 and fp64 it is that addition; and of two bf16 or fp16 values, the
+sum rounded to fp32 and then to their type is the sum rounded once, as fp32 has more than twice their digits and two
+(S. A. Figueroa, "When is double rounding innocuous?", SIGNUM Newsletter 30, 1995).
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ _SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
 
 
 def _adds_in_transit(group: Group, tensor: torch.Tensor) -> bool:
-    """Whether the backend's sum is the sum in the stated order: see the head of the file."""
-    return group.size == 2 and tensor.is_cuda and dist.get_backend(group.handle) == "nccl"
+    """Whether the backend's sum is the sum in the stated order: see the head of the file. Not between machines, where
+    switches may add."""
+    if group.size != 2 or group.spread or not tensor.is_cuda:
+        return False
+    return dist.get_backend(group.handle) == "nccl"
 
 
 @told
