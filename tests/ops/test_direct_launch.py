@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import gc
+import weakref
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,11 +120,15 @@ class Compiled(CompiledKernel):
 
     def __init__(self, runs: list[tuple]) -> None:
         self.runs, self.function, self.packed_metadata = runs, "function", "metadata"
-        self.module, self.name, self.src = "module", "planted", None
+        self.module, self.name, self.src = None, "planted", None
+
+    def _init_handles(self) -> None:
+        """There is nothing to load."""
 
     @property
     def run(self) -> Any:
-        return lambda *given: self.runs.append(given)
+        runs = self.runs
+        return lambda *given: runs.append(given)
 
 
 class Kernel:
@@ -134,11 +140,13 @@ class Kernel:
         self.params, self.pre_run_hooks = like.params, []
         self.ordinary: list[tuple] = []
         self.runs: list[tuple] = []
+        self.compiled: list[Compiled] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*args: Any, **constants: Any) -> Compiled:
             self.ordinary.append((grid, args, constants))
-            return Compiled(self.runs)
+            self.compiled.append(Compiled(self.runs))
+            return self.compiled[-1]
 
         return launch
 
@@ -188,6 +196,14 @@ def test_what_triton_compiled_is_run_as_triton_runs_it(gpu, monkeypatch):
     assert direct[6:9] == (None, None, None)
     addresses = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in ordinary]
     assert [*addresses[:6], *addresses[9:]] == [*direct[:6], *direct[9:]]
+
+
+def test_what_was_compiled_is_kept(gpu):
+    kernel, x = Kernel(), on_gpu()
+    run_kernel(kernel, (1,), x, None, 3, 0.5, KIND=1, BLOCK=64)
+    compiled = weakref.ref(kernel.compiled.pop())
+    gc.collect()
+    assert compiled() is not None
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ class _Kernel:
         runtime: names of the parameters that are no constants, which come first.
         constants: names of the others.
         declared: all of ``runtime`` have declared types, and nothing of their values is compiled in.
-        compiled: by key: what runs it, two facts which that needs, and the constants in the order of parameters.
+        compiled: by key: what Triton compiled, which it unloads with the last reference; what runs that; the constants
+            in the order of parameters.
     """
 
     __slots__ = ("compiled", "constants", "declared", "kernel", "runtime")
@@ -43,7 +44,7 @@ class _Kernel:
         self.runtime = tuple(param.name for param in params[:count])
         self.constants = tuple(param.name for param in params[count:])
         self.declared = all(param.do_not_specialize and param.annotation_type for param in params[:count])
-        self.compiled: dict[Hashable, tuple[Callable[..., object], Any, Any, tuple[Any, ...]]] = {}
+        self.compiled: dict[Hashable, tuple[CompiledKernel, Callable[..., object], tuple[Any, ...]]] = {}
         if any(param.is_constexpr for param in params[:count]):
             raise TypeError(f"{kernel.__name__}: the constants of a kernel are its last parameters")
 
@@ -112,21 +113,21 @@ def run_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any)
         return
     known = _KERNELS.get(id(kernel)) or _KERNELS.setdefault(id(kernel), _Kernel(kernel))
     found = ((), args) if known.declared else kinds_of(args)
-    before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    if found is None or getattr(before, "calls", before) or getattr(after, "calls", after) or kernel.pre_run_hooks:
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    if found is None or getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or kernel.pre_run_hooks:
         kernel[grid](*args, **constants)
         return
     device = driver.active.get_current_device()
     # 1 and True are equal: types tell them apart.
     key = (device, found[0], *constants.items(), *map(type, constants.values()))
-    compiled = known.compiled.get(key)
-    if compiled is None:
+    before = known.compiled.get(key)
+    if before is None:
         _first(known, key, grid, args, constants)
         return
-    run, function, metadata, values = compiled
+    compiled, run, values = before
     x, y, z = (*grid, 1, 1)[:3]
     stream = driver.active.get_current_stream(device)
-    run(x, y, z, stream, function, metadata, None, None, None, *found[1], *values)
+    run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *found[1], *values)
 
 
 def _first(
@@ -139,4 +140,4 @@ def _first(
     keyed = all(isinstance(value, KEYED) for value in constants.values())
     if keyed and isinstance(compiled, CompiledKernel) and constants.keys() >= set(known.constants):
         values = tuple(constants[name] for name in known.constants)
-        known.compiled[key] = (compiled.run, compiled.function, compiled.packed_metadata, values)
+        known.compiled[key] = (compiled, compiled.run, values)
