@@ -108,6 +108,10 @@ class StateDigests:
             own = torch.tensor([n for n, (_, mine) in enumerate(state.parts) if mine], dtype=torch.int64)
             self._owned.append(own.to(buffer.weights.device))
             self._gradients.append(self._source(buffer, {"gradient": buffer.grad}, owned, lambda piece: piece.offset))
+        self.weights_held, self.state_held, self.gradients_held = (
+            _held(sources) for sources in (self._weights, self._state, self._gradients)
+        )
+        """What ``weights``, ``state`` and ``gradients`` list."""
 
     def _source(
         self,
@@ -157,30 +161,26 @@ class StateDigests:
 
     def weights(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """Working weights by parameter, and their digests ``[n, 2]``."""
-        return _listed(self._weights, self._of_weights(written))
+        return self.weights_held, _joined(self._weights, self._of_weights(written))
 
     def state(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """Masters and moments by kind and parameter, and their digests ``[n, 2]``."""
-        return _listed(self._state, self._of_state(written))
+        return self.state_held, _joined(self._state, self._of_state(written))
 
     def gradients(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """This rank's owned parts of the final gradient by parameter, and their digests ``[n, 2]``."""
-        return _listed(self._gradients, self._of_gradients(written))
-
-    @property
-    def gradients_held(self) -> list[Held]:
-        """What ``gradients`` lists; nothing is read."""
-        return _held(self._gradients)
+        return self.gradients_held, _joined(self._gradients, self._of_gradients(written))
 
 
 def _held(sources: Sequence[_Source]) -> list[Held]:
     return [held for source in sources if source.by_name for held in source.held()]
 
 
-def _listed(sources: Sequence[_Source], digests: Sequence[torch.Tensor]) -> tuple[list[Held], torch.Tensor]:
+def _joined(sources: Sequence[_Source], digests: Sequence[torch.Tensor]) -> torch.Tensor:
     nothing = torch.zeros(0, 2, dtype=torch.int64, device=sources[0].counted.device)
-    rows = [source.by_parameter(of) for source, of in zip(sources, digests, strict=True) if source.by_name]
-    return _held(sources), torch.cat([nothing, *rows])
+    return torch.cat(
+        [nothing, *(source.by_parameter(of) for source, of in zip(sources, digests, strict=True) if source.by_name)]
+    )
 
 
 def piece_digest(piece: Piece, values: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -13,23 +14,31 @@ _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _WITHOUT = frozenset({type(None), int, float, bool, str, bytes, torch.dtype, torch.device})
 
 
-def named_tensors(value: Any, label: str = "") -> list[tuple[str, torch.Tensor]]:
+Named: TypeAlias = tuple[str, torch.Tensor]
+"""A tensor and what it is called."""
+
+
+def named_tensors(value: Any, label: str = "") -> list[Named]:
     """(label, tensor) of every tensor in nested lists, tuples, mappings and dataclasses.
 
     A tensor made of others (a quantised one: codes and scales) is given in its parts.
     """
-    found: list[tuple[str, torch.Tensor]] = []
+    found: list[Named] = []
     _collect(value, label, found)
     return found
 
 
-def _collect(value: Any, label: str, found: list[tuple[str, torch.Tensor]]) -> None:
+def _collect(value: Any, label: str, found: list[Named]) -> None:
     # Called for every argument of every operation that is traced: exact types first, they are nearly all there is.
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN_TENSORS:
         found.append((label, value))
     elif kind in _WITHOUT:
         return
+    elif kind is tuple or kind is list:
+        _collect_items(enumerate(value), label, found)
+    elif kind is dict:
+        _collect_items(value.items(), label, found)
     elif isinstance(value, torch.Tensor):
         if is_traceable_wrapper_subclass(value):
             for name in value.__tensor_flatten__()[0]:
@@ -40,11 +49,17 @@ def _collect(value: Any, label: str, found: list[tuple[str, torch.Tensor]]) -> N
         _collect_items(enumerate(value), label, found)
     elif isinstance(value, Mapping):
         _collect_items(value.items(), label, found)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        _collect_items(((f.name, getattr(value, f.name)) for f in dataclasses.fields(value)), label, found)
+    else:
+        _collect_items([(name, getattr(value, name)) for name in _fields(kind)], label, found)
 
 
-def _collect_items(items: Iterable[tuple[Any, Any]], label: str, found: list[tuple[str, torch.Tensor]]) -> None:
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """Names of the fields of a dataclass; of any other type none."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+
+
+def _collect_items(items: Iterable[tuple[Any, Any]], label: str, found: list[Named]) -> None:
     for key, item in items:
         if type(item) not in _WITHOUT:
             _collect(item, f"{label}.{key}" if label else str(key), found)
@@ -53,15 +68,19 @@ def _collect_items(items: Iterable[tuple[Any, Any]], label: str, found: list[tup
 def plain_arguments(value: Any) -> str:
     """What is not a tensor in it, as text without addresses; tensors are left out as ``_``."""
     kind = type(value)
-    if kind in _PLAIN_TENSORS or isinstance(value, torch.Tensor):
+    if kind in _PLAIN_TENSORS:
         return "_"
     if kind in _WITHOUT:
         return value.hex() if kind is float else repr(value)
-    if isinstance(value, list | tuple):
-        return "(" + ", ".join([plain_arguments(item) for item in value]) + ")"
+    if kind is tuple or kind is list:
+        return "(" + ", ".join(["_" if type(item) in _PLAIN_TENSORS else plain_arguments(item) for item in value]) + ")"
     if isinstance(value, Mapping):
         return "{" + ", ".join([f"{key}: {plain_arguments(item)}" for key, item in value.items()]) + "}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = ", ".join(f"{f.name}={plain_arguments(getattr(value, f.name))}" for f in dataclasses.fields(value))
-        return f"{type(value).__name__}({fields})"
-    return type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return "_"
+    if isinstance(value, list | tuple):
+        return plain_arguments(tuple(value))
+    if dataclasses.is_dataclass(kind):
+        fields = ", ".join([f"{name}={plain_arguments(getattr(value, name))}" for name in _fields(kind)])
+        return f"{kind.__name__}({fields})"
+    return kind.__name__

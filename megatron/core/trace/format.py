@@ -98,6 +98,7 @@ class Rendering:
     def __init__(self) -> None:
         self._tensors: dict[tuple, str] = {}
         self._heads: dict[tuple[str, str, str, str], tuple[str, str]] = {}
+        self._tails: dict[tuple, str] = {}
 
     def tensor(self, label: str, dtype: Any, shape: Sequence[int], strides: Sequence[int] | None) -> str:
         """A tensor's entry up to its digest; ``dtype`` as torch names it."""
@@ -106,8 +107,7 @@ class Rendering:
         if found is None:
             name = str(dtype).removeprefix("torch.")
             found = _ENCODE([label, name, list(shape), strides and list(strides), ""])[:-2]
-            self._tensors = self._tensors if len(self._tensors) < _MOST_KEPT else {}
-            self._tensors[key] = found
+            _keep(self._tensors, key, found)
         return found
 
     def head(self, kind: str, scope: str, name: str, phase: str) -> tuple[str, str]:
@@ -117,16 +117,34 @@ class Rendering:
         if found is None:
             first = _ENCODE({"e": kind, "s": scope, "n": name})[:-1]
             found = f'{first},"o":', f',"p":{_ENCODE(phase)},"i":['
-            self._heads = self._heads if len(self._heads) < _MOST_KEPT else {}
-            self._heads[key] = found
+            _keep(self._heads, key, found)
         return found
 
     def tail(self, args: str, meta: Mapping[str, Any] | None) -> str:
-        """An event behind its last tensor."""
+        """An event behind its last tensor. Facts that compare equal under one name are to be of one type."""
         if not args and not meta:
             return "]}\n"
-        said = f',"a":{_ENCODE(args)}' if args else ""
-        return f']{said},"m":{_ENCODE(meta)}}}\n' if meta else f"]{said}}}\n"
+        key = (args, *meta.items()) if meta else (args,)
+        try:
+            found = self._tails.get(key)
+        except TypeError:  # a fact is a list or a mapping
+            return _tail(args, meta)
+        if found is None:
+            found = _tail(args, meta)
+            _keep(self._tails, key, found)
+        return found
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    """Remember what was made, and not too much of it."""
+    if len(known) >= _MOST_KEPT:
+        known.clear()
+    known[key] = made
+
+
+def _tail(args: str, meta: Mapping[str, Any] | None) -> str:
+    said = f',"a":{_ENCODE(args)}' if args else ""
+    return f']{said},"m":{_ENCODE(meta)}}}\n' if meta else f"]{said}}}\n"
 
 
 def encode_line(line: Mapping[str, Any]) -> bytes:

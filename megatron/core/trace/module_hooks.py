@@ -7,13 +7,14 @@ modules are placed first, so that the innermost event comes first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from megatron.core.trace.flatten import named_tensors
-from megatron.core.trace.recorder import Recorder
+from megatron.core.trace.flatten import Named, named_tensors
+from megatron.core.trace.recorder import Note, Recorder
 
 
 class ModuleHooks:
@@ -33,32 +34,37 @@ class ModuleHooks:
         for name, module in chunk.named_modules():
             if name and name not in inner and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
                 handles.append(module.register_forward_pre_hook(_Before(self, name), with_kwargs=True))
-                handles.append(module.register_forward_hook(_After(self, name), with_kwargs=True))
+                handles.append(module.register_forward_hook(_After(self, name)))
         return handles
 
     def before(self, name: str, args: tuple, kwargs: dict) -> None:
         """A module starts."""
-        if self._recorder.active:
-            self._recorder.push(name, self._recorder.note((args, kwargs), flag=True, reuse=True))
+        recorder = self._recorder
+        if recorder.active:
+            given = named_tensors((args, kwargs))
+            recorder.push(name, (given, recorder.noted(given, flag=True, reuse=True)))
 
-    def after(self, name: str, given: Any, output: Any) -> None:
+    def after(self, name: str, output: Any) -> None:
         """A module is done."""
-        if not self._recorder.active:
+        recorder = self._recorder
+        if not recorder.active:
             return
-        outs = self._recorder.note(output, reuse=True)
-        self._recorder.event("module", "forward", ins=self._recorder.pop(name), outs=outs, scope=name)
+        made = named_tensors(output)
+        outs = recorder.noted(made, reuse=True)
+        given, ins = recorder.pop(name)
+        recorder.event("module", "forward", ins=ins, outs=outs, scope=name)
         if torch.is_grad_enabled():
-            self._watch_gradients(name, given, output)
+            self._watch_gradients(name, given, made)
 
-    def _watch_gradients(self, name: str, given: Any, output: Any) -> None:
+    def _watch_gradients(self, name: str, given: Sequence[Named], made: Sequence[Named]) -> None:
         backward = _Gradients(self._recorder, name)
-        for label, tensor in named_tensors(output, "grad_output"):
+        for label, tensor in made:
             if tensor.requires_grad:
-                tensor.register_hook(backward.output_hook(label))
-        for label, tensor in named_tensors(given, "grad_input"):
+                tensor.register_hook(backward.output_hook(f"grad_output.{label}" if label else "grad_output"))
+        for label, tensor in given:
             if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
                 backward.expected += 1
-                tensor.register_hook(backward.input_hook(label))
+                tensor.register_hook(backward.input_hook(f"grad_input.{label}"))
 
 
 def _parts(chunk: torch.nn.Module) -> set[str]:
@@ -83,8 +89,8 @@ class _After:
     def __init__(self, hooks: ModuleHooks, name: str) -> None:
         self._hooks, self._name = hooks, name
 
-    def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        self._hooks.after(self._name, (args, kwargs), output)
+    def __call__(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
+        self._hooks.after(self._name, output)
 
 
 class _Gradients:
@@ -93,8 +99,8 @@ class _Gradients:
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder, self._name = recorder, name
         self.expected = 0
-        self._outputs: list = []
-        self._inputs: list = []
+        self._outputs: list[Note] = []
+        self._inputs: list[Note] = []
 
     def output_hook(self, label: str) -> Any:
         """A hook for the gradient of one output."""

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -34,23 +35,24 @@ def probe_ops(table: OpTable, recorder: Recorder, names: Iterable[str] | None = 
     return dataclasses.replace(table, chosen=chosen)
 
 
-def configuration(variant: Variant) -> dict[str, str]:
-    """Launch configurations and plans that the variant's modules say they have chosen, by name.
+def tuned(variant: Variant) -> dict[str, dict[str, Any]]:
+    """The attributes, as they are at any time, of all objects in the variant's modules that may be kernels or plans, by
+    name. Asked once: there are many, and what is chosen is left on one of them later."""
+    modules = (vars(sys.modules[name]) for name in (variant.fn.__module__, *variant.sources))
+    found = {name: value for module in modules for name, value in module.items() if hasattr(value, "__dict__")}
+    plain = (type, ModuleType, FunctionType)
+    return {name: vars(value) for name, value in found.items() if not isinstance(value, plain)}
 
-    Read from what autotuners leave on a kernel (``best_config``) and from ``plan_name`` of a library's plan.
-    """
-    found = {}
-    for module in (variant.fn.__module__, *variant.sources):
-        for name, value in vars(sys.modules[module]).items():
-            for attribute in ("best_config", "plan_name"):
-                chosen = vars(value).get(attribute) if hasattr(value, "__dict__") else None
-                if chosen is not None:
-                    found[name] = str(chosen)
-    return found
+
+def configuration(tuned: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Launch configurations and plans that were chosen, by name: what autotuners leave on a kernel (``best_config``)
+    and the ``plan_name`` of a library's plan."""
+    chosen = {name: held.get("plan_name") or held.get("best_config") for name, held in tuned.items()}
+    return {name: str(choice) for name, choice in chosen.items() if choice is not None}
 
 
 def _probed(op: str, variant: Variant, device: str, recorder: Recorder) -> Callable[..., Any]:
-    original = variant.fn
+    original, rows, kernels = variant.fn, op in _BY_ROW, tuned(variant)
     facts = {"variant": variant.name, "guarantee": variant.guarantee[device].name}
     names = tuple(inspect.signature(original).parameters)
 
@@ -59,22 +61,22 @@ def _probed(op: str, variant: Variant, device: str, recorder: Recorder) -> Calla
         if not recorder.active:
             return original(*args, **kwargs)
         meta: dict[str, Any] = dict(facts)
-        given = _read(names, args, kwargs)
         scope = recorder.scope()
-        results: list[Any] = []
+        result = None
 
         def run() -> Any:
-            results.append(original(*args, **kwargs))
-            chosen = configuration(variant)
+            nonlocal result
+            result = original(*args, **kwargs)
+            chosen = configuration(kernels)
             if chosen:
                 meta["config"] = chosen
-            return results[0] if results[0] is not None else args
+            # An op that returns nothing has changed its arguments.
+            return args if result is None else result
 
-        # An op that returns nothing has changed its arguments.
-        recorder.around("kernel", op, run, ins=given, meta=meta, rows=op in _BY_ROW)
+        recorder.around("kernel", op, run, ins=_read(names, args, kwargs), meta=meta, rows=rows)
         if torch.is_grad_enabled():
-            _watch_backward(op, scope, results[0], recorder, facts)
-        return results[0]
+            _watch_backward(op, scope, result, recorder, facts)
+        return result
 
     return call
 
@@ -91,13 +93,13 @@ def _read(names: tuple[str, ...], args: tuple, kwargs: dict[str, Any]) -> dict[s
 
 def _watch_backward(op: str, scope: str, result: Any, recorder: Recorder, facts: dict[str, str]) -> None:
     """Record what the autograd node of the op's result is given and gives."""
-    nodes = {t.grad_fn for _, t in named_tensors(result) if t.grad_fn is not None}
+    nodes, rows = {t.grad_fn for _, t in named_tensors(result) if t.grad_fn is not None}, op in _BY_ROW
     for node in nodes:
 
         def hook(grad_inputs: tuple, grad_outputs: tuple, name: str = node.name()) -> None:
             if recorder.active:
-                ins = recorder.note(grad_outputs, "grad_output", rows=op in _BY_ROW, reuse=True)
-                outs = recorder.note(grad_inputs, "grad_input", rows=op in _BY_ROW, reuse=True)
+                ins = recorder.note(grad_outputs, "grad_output", rows=rows, reuse=True)
+                outs = recorder.note(grad_inputs, "grad_input", rows=rows, reuse=True)
                 meta = {**facts, "node": name}
                 recorder.event("kernel", f"{op}.backward", ins=ins, outs=outs, scope=scope, meta=meta)
 

@@ -23,10 +23,10 @@ import torch
 
 from megatron.core.ops.rerun import Rerun, current_rerun
 from megatron.core.trace.dump import Dump
-from megatron.core.trace.flatten import named_tensors, plain_arguments
+from megatron.core.trace.flatten import Named, named_tensors, plain_arguments
 from megatron.core.trace.format import Rendering, encode_line
 from megatron.core.trace.storage import UnwrittenStorage
-from megatron.core.trace.tensor_digest import Digest, Digester, Promised, Sent, hex64
+from megatron.core.trace.tensor_digest import Digest, Digester, Promised, Sent
 
 _INDEX_TYPES = frozenset({torch.int16, torch.int32, torch.int64})
 
@@ -53,37 +53,34 @@ class Work:
     writing_s: float = 0.0
 
 
-class _Lines:
-    """Text with gaps where digests go."""
+_Lines = list[str | Sequence[Note]]
+"""Lines of a step, in parts: text, and notes of which the digests may be on their way."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.digests: list[Digest] = []
-        self.by_row: list[bool] = []
-        self._open: list[str] = []
 
-    def text(self, text: str) -> None:
-        """Append text."""
-        self._open.append(text)
+def _filled(lines: _Lines, sent: Sent) -> bytes:
+    """The text with the digests, which have arrived."""
+    parts = [part if isinstance(part, str) else ",".join([_entry(note, sent) for note in part]) for part in lines]
+    return "".join(parts).encode()
 
-    def gap(self, digest: Digest, *, by_row: bool = False) -> None:
-        """Append a digest."""
-        self.texts.append("".join(self._open))
-        self.digests.append(digest)
-        self.by_row.append(by_row)
-        self._open = []
 
-    def filled(self, sent: Sent) -> bytes:
-        """The text with the digests, which have arrived."""
-        out: list[str] = []
-        for text, digest, by_row in zip(self.texts, self.digests, self.by_row, strict=True):
-            out.append(text)
-            if by_row:
-                rows, *chunks = map(hex64, sent.numbers(digest))
-                out.append(f'"{rows}",[' + ",".join(f'"{chunk}"' for chunk in chunks) + "]")
-            else:
-                out.append(sent.text(digest))
-        return "".join([*out, *self._open]).encode()
+def _entry(note: Note, sent: Sent) -> str:
+    whole, by_row = f"{note.start}{sent.text(note.whole)}", note.by_row
+    unwritten = "true" if note.unwritten else "false"
+    if by_row is not None:
+        rows, chunks = sent.text_by_row(by_row)
+        runs = '","'.join(chunks)
+        return f'{whole}","{rows}",["{runs}"],{unwritten}]' if chunks else f'{whole}","{rows}",[],{unwritten}]'
+    return f'{whole}",null,[],true]' if note.unwritten else f'{whole}"]'
+
+
+@dataclass(slots=True)
+class _Read:
+    """A tensor that was read in this segment, its version then, and its digests."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    whole: Digest
+    by_row: Digest | None = None
 
 
 class _Marks:
@@ -122,9 +119,10 @@ class Recorder:
         self._write, self._dump = write, dump
         self.digester = Digester()
         self.work = Work()
-        self._lines, self._rendering = _Lines(), Rendering()
-        self._occurrences: Counter[tuple[str, str, str]] = Counter()
-        self._recent: dict[int, tuple[Any, int, torch.dtype, Digest]] = {}
+        self._rendering = Rendering()
+        self._lines: _Lines = []
+        self._occurrences: dict[tuple[str, str, str], int] = {}
+        self._recent: dict[int, _Read] = {}
         self._scopes: list[tuple[str, Any]] = []
         self._marks: WeakKeyDictionary[Rerun, _Marks] = WeakKeyDictionary()
         self._first_marks = _Marks()
@@ -156,7 +154,7 @@ class Recorder:
         self.active = False
         self._scopes.clear()
         if complete:
-            self._lines.text(encode_line({"end": iteration, "events": self._in_step}).decode())
+            self._lines.append(encode_line({"end": iteration, "events": self._in_step}).decode())
         self._send()
         if not complete:
             self.settle()
@@ -166,7 +164,7 @@ class Recorder:
         self._pass = kind
         self._occurrences.clear()
         self._recent.clear()
-        self._lines.text(encode_line({"segment": {"pass": kind, "iteration": iteration, **coordinates}}).decode())
+        self._lines.append(encode_line({"segment": {"pass": kind, "iteration": iteration, **coordinates}}).decode())
 
     @contextmanager
     def scoped(self, name: str) -> Iterator[None]:
@@ -240,67 +238,87 @@ class Recorder:
     def note(
         self, value: Any, label: str = "", *, rows: bool = False, flag: bool = False, reuse: bool = False
     ) -> list[Note]:
-        """Digest every tensor in ``value`` as it is now, by one launch. With ``flag`` storage that nobody wrote is
-        marked, with ``reuse`` digests that are known are taken."""
+        """As ``noted``, for every tensor in ``value``."""
+        found = [(label, value)] if type(value) is torch.Tensor else named_tensors(value, label)
+        return self.noted(found, rows=rows, flag=flag, reuse=reuse)
+
+    def noted(
+        self, tensors: Sequence[Named], *, rows: bool = False, flag: bool = False, reuse: bool = False
+    ) -> list[Note]:
+        """Digest tensors as they are now, by one launch. With ``flag`` storage that nobody wrote is marked, with
+        ``reuse`` digests that are known are taken."""
         start = time.perf_counter()
         was, self.busy = self.busy, True
         try:
-            found = ((label, value),) if type(value) is torch.Tensor else named_tensors(value, label)
-            notes = self._noted(found, rows, flag, reuse)
+            notes = self._noted(tensors, rows, flag, reuse and self.trusting)
         finally:
             self.busy = was
         self.work.seconds += time.perf_counter() - start
         return notes
 
-    def _noted(self, tensors: Iterable[tuple[str, torch.Tensor]], rows: bool, flag: bool, reuse: bool) -> list[Note]:
+    def _noted(self, tensors: Sequence[Named], rows: bool, flag: bool, reuse: bool) -> list[Note]:
         notes: list[Note] = []
-        to_read: list[Note] = []
         unread: list[torch.Tensor] = []
+        waiting: list[Note] = []
         for label, tensor in tensors:
-            dtype, shape = tensor.dtype, tensor.shape
             if tensor.layout is not torch.strided or tensor.is_meta:
                 continue
+            dtype, shape = tensor.dtype, tensor.shape
             contiguous = tensor.is_contiguous()
-            known = self._known(tensor, dtype) if reuse and self.trusting and contiguous else None
+            known = self._known(tensor, dtype) if reuse and contiguous else None
             start = self._rendering.tensor(label, dtype, shape, None if contiguous else tensor.stride())
-            note = Note(start, known or [])
+            note = Note(start, [] if known is None else known.whole)
+            if known is None:
+                unread.append(tensor)
+                waiting.append(note)
             if flag:
                 note.unwritten = self.unwritten.holds(tensor)
-            if known is None:
-                to_read.append(note)
-                unread.append(tensor)
             if (rows or dtype in _INDEX_TYPES) and shape:
-                note.by_row = self.digester.by_row(tensor)
+                note.by_row = self._by_row(tensor, shape, known)
             notes.append(note)
         if unread:
-            for note, tensor, digest in zip(to_read, unread, self.digester.whole(unread), strict=True):
+            for tensor, note, digest in zip(unread, waiting, self.digester.whole(unread), strict=True):
                 note.whole = digest
                 if self.trusting:
-                    self._recent[tensor.data_ptr()] = weakref.ref(tensor), tensor._version, tensor.dtype, digest
+                    read = _Read(weakref.ref(tensor), tensor._version, digest, note.by_row)
+                    self._recent[tensor.data_ptr()] = read
         self.work.tensors += len(notes)
         self.work.known += len(notes) - len(unread)
         return notes
 
-    def _known(self, tensor: torch.Tensor, dtype: torch.dtype) -> Digest | None:
-        found = self._recent.get(tensor.data_ptr())
-        if found is None:
-            return None
-        owner, version, of_type, digest = found
-        seen = owner()
-        if seen is None or not (seen._version == version == tensor._version) or of_type is not dtype:
-            return None
-        return digest if seen is tensor or (seen.numel() == tensor.numel() and seen.is_contiguous()) else None
+    def _by_row(self, tensor: torch.Tensor, shape: torch.Size, known: _Read | None) -> Digest:
+        seen = None if known is None else known.tensor()
+        if known is None or seen is None or seen.shape != shape:
+            return self.digester.by_row(tensor)
+        if known.by_row is None:
+            known.by_row = self.digester.by_row(tensor)
+        return known.by_row
 
-    def note_digests(self, what: Sequence[tuple[str, torch.dtype, int]], digests: torch.Tensor) -> list[Note]:
-        """Notes of flat tensors whose digests ``[n, 2]`` were made elsewhere; ``what`` gives label, type and number of
-        elements of each."""
-        notes = self.promise(what)
+    def _known(self, tensor: torch.Tensor, dtype: torch.dtype) -> _Read | None:
+        read = self._recent.get(tensor.data_ptr())
+        if read is None:
+            return None
+        seen = read.tensor()
+        if seen is None or seen._version != read.version:
+            return None
+        if seen is tensor:
+            return read
+        same = tensor._version == read.version and seen.dtype is dtype and seen.numel() == tensor.numel()
+        return read if same and seen.is_contiguous() else None
+
+    def starts(self, what: Iterable[tuple[str, torch.dtype, int]]) -> list[str]:
+        """What a line says of flat tensors up to their digests; label, type and number of elements of each."""
+        return [self._rendering.tensor(label, dtype, (numel,), None) for label, dtype, numel in what]
+
+    def note_digests(self, starts: Sequence[str], digests: torch.Tensor) -> list[Note]:
+        """Notes of flat tensors whose digests ``[n, 2]`` were made elsewhere."""
+        notes = self.promise(starts)
         self.keep(notes, digests)
         return notes
 
-    def promise(self, what: Sequence[tuple[str, torch.dtype, int]]) -> list[Note]:
+    def promise(self, starts: Sequence[str]) -> list[Note]:
         """The same, to be recorded before the digests are made: ``keep`` has to follow in the same step."""
-        return [Note(self._rendering.tensor(label, dtype, (numel,), None), Promised()) for label, dtype, numel in what]
+        return [Note(start, Promised()) for start in starts]
 
     def keep(self, promised: Sequence[Note], digests: torch.Tensor) -> None:
         """Give promised notes their digests ``[n, 2]``."""
@@ -323,40 +341,25 @@ class Recorder:
         kind: str,
         name: str,
         *,
-        ins: list[Note] | None = None,
-        outs: list[Note] | None = None,
+        ins: Sequence[Note] = (),
+        outs: Sequence[Note] = (),
         scope: str | None = None,
         args: str = "",
         meta: Mapping[str, Any] | None = None,
     ) -> None:
         """Record one event from notes taken before and after it."""
         start = time.perf_counter()
-        where, phase, lines = self.scope() if scope is None else scope, self.phase(), self._lines
+        where, phase = self.scope() if scope is None else scope, self.phase()
         place = where, name, phase
-        occurrence = self._occurrences[place]
+        occurrence = self._occurrences.get(place, 0)
         self._occurrences[place] = occurrence + 1
         before, after = self._rendering.head(kind, where, name, phase)
-        lines.text(f"{before}{occurrence}{after}")
-        self._append(ins)
-        lines.text('],"r":[')
-        self._append(outs)
-        lines.text(self._rendering.tail(args, meta))
+        # Copies: whoever took the notes may go on with its list.
+        head, tail = f"{before}{occurrence}{after}", self._rendering.tail(args, meta)
+        self._lines += (head, tuple(ins), '],"r":[', tuple(outs), tail)
         self._in_step += 1
         self.work.events += 1
         self.work.seconds += time.perf_counter() - start
-
-    def _append(self, notes: list[Note] | None) -> None:
-        lines, between = self._lines, ""
-        for note in notes or ():
-            lines.text(between + note.start)
-            lines.gap(note.whole)
-            between = ","
-            if note.by_row is not None:
-                lines.text('",')
-                lines.gap(note.by_row, by_row=True)
-                lines.text(",true]" if note.unwritten else ",false]")
-            else:
-                lines.text('",null,[],true]' if note.unwritten else '"]')
 
     def around(
         self,
@@ -380,12 +383,11 @@ class Recorder:
         filled = result if outs is None else outs
         self.unwritten.written(filled)
         after = self.note(filled, "result" if outs is None else "", rows=rows)
-        # The call may have added to the facts what it chose.
-        facts = dict(meta or {})
         if saved is not None:
             with self.unseen():
-                facts["dump"] = saved.finish(filled)
-        self.event(kind, name, ins=before, outs=after, scope=scope, args=plain_arguments(ins), meta=facts)
+                meta = {**(meta or {}), "dump": saved.finish(filled)}
+        # The call may have added to the facts what it chose.
+        self.event(kind, name, ins=before, outs=after, scope=scope, args=plain_arguments(ins), meta=meta)
         return result
 
     def save(self, kind: str, scope: str, name: str, arguments: Any) -> Any:
@@ -410,7 +412,7 @@ class Recorder:
         start = time.perf_counter()
         with self.unseen():
             lines, sent = self._lines, self.digester.send()
-        self._lines = _Lines()
+        self._lines = []
         self._recent.clear()
         self.unwritten.clear()
         if sent.complete:
@@ -423,7 +425,7 @@ class Recorder:
     def _finish(self, lines: _Lines, sent: Sent) -> None:
         sent.wait()
         start = time.perf_counter()
-        raw = lines.filled(sent)
+        raw = _filled(lines, sent)
         if raw:
             self._write(raw)
         self.work.writing_s += time.perf_counter() - start

@@ -158,7 +158,18 @@ class Sent:
         digest = _made(digest)
         if isinstance(digest, list):
             return "".join(map(hex64, digest))
-        return self._texts[digest.queue][32 * digest.position : 32 * digest.position + 32]
+        at = 32 * digest.position
+        return self._texts[digest.queue][at : at + 32]
+
+    def text_by_row(self, digest: Digest) -> tuple[str, list[str]]:
+        """A digest by row: that of all rows without their order, and those of its runs, in 16 hex digits each."""
+        digest = _made(digest)
+        if isinstance(digest, list):
+            rows, *chunks = map(hex64, digest)
+            return rows, chunks
+        at, end, texts = digest.position, digest.position + digest.runs, self._texts[digest.queue]
+        rows = hex64(int(self._numbers[digest.queue][0, at:end].sum()))
+        return rows, [texts[place : place + 16] for place in range(32 * at + 16, 32 * end, 32)]
 
 
 def _made(digest: Digest) -> list[int] | _Waiting:
@@ -215,28 +226,27 @@ class Digester:
             return self._by_row(tensor)
 
     def _by_row(self, tensor: torch.Tensor) -> Digest:
-        count = tensor.shape[0]
-        raw = _padded(_readable(tensor.detach()).view(-1).view(torch.uint8).view(count, -1))
-        if not raw.is_cpu:
-            return self.rows_on_device(raw)
-        words = raw.numpy().view(numpy.uint32)
+        words = row_words(tensor)
+        if not words.is_cpu:
+            return self.rows_on_device(words)
+        count, numbers = words.shape[0], words.numpy().view(numpy.uint32)
         keys = self._keys(words.shape[1]).view(numpy.uint64)
-        row = numpy.dot(words.astype(numpy.uint64), keys).view(numpy.int64)
+        row = numpy.dot(numbers.astype(numpy.uint64), keys).view(numpy.int64)
         placed = mix(row + position_keys(numpy.arange(count, dtype=numpy.int64)), ROW)
         length = -(-count // CHUNKS)
         return [int(mix(row, ROW).sum()), *(int(placed[s : s + length].sum()) for s in range(0, count, length))]
 
-    def rows_on_device(self, raw: torch.Tensor) -> Digest:
-        """The digests by row of ``[rows, bytes]``, whole words, by the op."""
-        words = raw.view(torch.int32)
-        length = -(-words.shape[0] // CHUNKS)
-        runs = -(-words.shape[0] // length)
-        splits = min(MOST_PARTS, max(1, length // ROWS_PER_PART, words.numel() // WORDS_PER_PART), length)
-        queue = self._queue(raw.device)
+    def rows_on_device(self, words: torch.Tensor) -> Digest:
+        """The digests by row of ``row_words``, by the op."""
+        count, width = words.shape
+        length = -(-count // CHUNKS)
+        runs = -(-count // length)
+        splits = min(MOST_PARTS, max(1, length // ROWS_PER_PART, count * width // WORDS_PER_PART), length)
+        queue = self._queue(words.device)
         at, number = queue.place([splits] * runs)
         self._rows(words, length, splits, queue.partial, at)
         self.launches += 1
-        self.bytes_read += raw.nbytes
+        self.bytes_read += 4 * count * width
         return _Waiting(queue, number, runs)
 
     def _keys(self, count: int) -> Any:
@@ -253,11 +263,12 @@ class Digester:
         return [_Waiting(queue, first + n) for n in range(len(digests))]
 
     def _queue(self, device: torch.device) -> _Queue:
-        on_gpu = device.type == "cuda"
-        key = (device.index, torch._C._cuda_getCurrentRawStream(device.index)) if on_gpu else (-1, 0)
-        if key not in self._queues:
-            self._queues[key] = _Queue(device, self._capacity)
-        return self._queues[key]
+        index = device.index  # None for the host
+        key = (-1, 0) if index is None else (index, torch._C._cuda_getCurrentRawStream(index))
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue(device, self._capacity)
+        return queue
 
     def send(self) -> Sent:
         """All digests made since this was last called, on their way to the host; nobody waits."""
@@ -312,6 +323,14 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def row_words(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is not empty as int32 ``[rows, words]``: the bytes of each row, filled up with zeros."""
+    count, flat = tensor.shape[0], _readable(tensor.detach()).view(-1)
+    if flat.nbytes // count % 4:
+        flat = _padded(flat.view(torch.uint8).view(count, -1)).view(-1)
+    return flat.view(torch.int32).view(count, -1)
 
 
 def _padded(raw: torch.Tensor) -> torch.Tensor:

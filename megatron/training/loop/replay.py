@@ -68,7 +68,7 @@ class ReplayCheck:
         self._lines: list[bytes] = []
         self._recorder = Recorder(self._lines.append)
         self._recorder.digester = Digester(ops["digest_words"], ops["digest_rows"])
-        self._tables: dict[tuple[int, int], tuple[PieceTable, list[tuple[str, torch.dtype, int]]]] = {}
+        self._tables: dict[tuple[int, int], tuple[PieceTable, list[str]]] = {}
 
     def groups(self, groups: ProcessGroups) -> ProcessGroups:
         """The process groups everything is to be built with."""
@@ -169,7 +169,8 @@ class ReplayCheck:
         """One event per parameter and tensor."""
         with self._recorder.unseen():
             held, digests = read()
-            notes = self._recorder.note_digests([(h.kind, h.dtype, h.numel) for h in held], digests)
+            starts = self._recorder.starts((h.kind, h.dtype, h.numel) for h in held)
+            notes = self._recorder.note_digests(starts, digests)
         for what, note in zip(held, notes, strict=True):
             self._recorder.event("state", what.kind, outs=[note], scope=what.name)
 
@@ -182,12 +183,12 @@ class ReplayCheck:
                 PieceAt(name=p.spec.name, shard=p.shard, start=p.start, length=p.length, offset=p.offset - span.start)
                 for p in span.pieces
             ]
-            labels = [(f"{p.name}[{p.shard}]", torch.float32, p.length) for p in pieces]
-            self._tables[number, bucket] = PieceTable(pieces), labels
-        table, labels = self._tables[number, bucket]
+            starts = self._recorder.starts((f"{p.name}[{p.shard}]", torch.float32, p.length) for p in pieces)
+            self._tables[number, bucket] = PieceTable(pieces), starts
+        table, starts = self._tables[number, bucket]
         with self._recorder.unseen():
             digests = self._digest_pieces(table, words_of(buffer.bucket(leaf, bucket)))[0]
-            notes = self._recorder.note_digests(labels, digests)
+            notes = self._recorder.note_digests(starts, digests)
         scope = f"gradient buffer {number}.{leaf}, bucket {bucket}"
         self._recorder.event("stage", "local_gradient", outs=notes, scope=scope)
 

@@ -6,11 +6,10 @@ A run without --trace-dir has no ``Tracing`` and no probe anywhere.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -38,6 +37,9 @@ from megatron.training.observe.step_record import StepMetrics
 from megatron.training.observe.trace_writer import TraceWriter, write_trace_manifest
 
 DUMP_LIMIT_BYTES = 256 << 20
+
+Digests: TypeAlias = Callable[[Written], tuple[Sequence[Held], torch.Tensor]]
+"""A part of the state: what a rank holds of it, and its digests ``[n, 2]``."""
 
 
 class Tracing:
@@ -133,7 +135,7 @@ class Tracing:
         if self.recorder is None or late or (iteration < self._first and what != "loaded"):
             return
         lanes = torch.tensor(list(digests.values()), dtype=torch.int64).view(-1, 2)
-        outs = self.recorder.note_digests([(key, torch.int64, 0) for key in digests], lanes)
+        outs = self.recorder.note_digests(self.recorder.starts((key, torch.int64, 0) for key in digests), lanes)
         self.recorder.segment("checkpoint", iteration)
         self.recorder.event("checkpoint", what, outs=outs, scope="checkpoint")
         self.recorder.flush()
@@ -147,12 +149,32 @@ class Tracing:
                 self._writer.close(self.recorder.written)
 
 
+class _Part:
+    """A part of the state, by parameter: what a rank holds of it, and what a line says of each up to its digest."""
+
+    def __init__(self, held: Sequence[Held], recorder: Recorder) -> None:
+        self.held, self._recorder = held, recorder
+        self.starts = recorder.starts(
+            (f"{h.kind} of {h.name}{list(h.shards)}+{h.start}", h.dtype, h.numel) for h in held
+        )
+
+    def show(self, notes: Sequence[Note], at: str) -> None:
+        """One event per parameter and state tensor."""
+        for held, note in zip(self.held, notes, strict=True):
+            meta = {"shards": held.shards, "start": held.start, "at": at}
+            name = "weights" if held.kind == WEIGHTS else held.kind
+            self._recorder.event("state", name, outs=(note,), scope=held.name, meta=meta)
+
+
 class TracedStep:
     """A TrainStep whose ``run`` is recorded where the window says so; everything else is the step's own."""
 
     def __init__(self, step: TrainStep, tracing: Tracing, chunks: Sequence[Stage], recorder: Recorder) -> None:
         self._step, self._tracing, self._chunks = step, tracing, chunks
-        self._recorder = recorder
+        self._recorder, self._digests = recorder, step.optimizer.held_digests
+        self._weights = _Part(self._digests.weights_held, recorder)
+        self._state = _Part(self._digests.state_held, recorder)
+        self._final = _Part(self._digests.gradients_held, recorder)
         step.ddp = cast(Any, _Watched(step.ddp, finalize_model_grads=self._finalize))
         step.optimizer = cast(Any, _Watched(step.optimizer, step=self._optimize))
         self._iteration, self._left = 0, -1
@@ -179,43 +201,35 @@ class TracedStep:
         and moments."""
         self._show_weights("before")
         if self._left != self._iteration - 1:
-            self._show(*self._noted(self._step.optimizer.held_digests.state), "before")
+            self._state.show(self._read(self._state, self._digests.state), "before")
 
     def _show_weights(self, at: str, written: Written = None) -> None:
         recorder = self._recorder
-        self._show(*self._noted(functools.partial(self._step.optimizer.held_digests.weights, written)), at)
+        self._weights.show(self._read(self._weights, self._digests.weights, written), at)
         for chunk in self._chunks:
             for router in chunk.balanced_routers():
                 outs = recorder.note(router.expert_bias_E, "expert_bias")
-                recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta={"shards": [0], "at": at})
+                recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta={"shards": (0,), "at": at})
 
-    def _noted(self, read: Callable[[], tuple[list[Held], torch.Tensor]]) -> tuple[list[Held], list[Note]]:
-        """What this rank holds of a part of the state, by parameter, and a note of each."""
+    def _read(self, part: _Part, digests: Digests, written: Written = None) -> list[Note]:
+        """A note of each that this rank holds of a part of the state."""
         with self._recorder.unseen():
-            held, digests = read()
-            return held, self._recorder.note_digests(_labels(held), digests)
-
-    def _show(self, held: Sequence[Held], notes: Sequence[Note], at: str) -> None:
-        """One event per parameter and state tensor."""
-        for what, note in zip(held, notes, strict=True):
-            meta = {"shards": list(what.shards), "start": what.start, "at": at}
-            name = "weights" if what.kind == WEIGHTS else what.kind
-            self._recorder.event("state", name, outs=[note], scope=what.name, meta=meta)
+            return self._recorder.note_digests(part.starts, digests(written)[1])
 
     def _finalize(self, finalize: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._recorder.active:
             return finalize(*args, **kwargs)
-        recorder, ddp, digests = self._recorder, self._step.ddp, self._step.optimizer.held_digests
+        recorder, ddp = self._recorder, self._step.ddp
         recorder.segment("optimizer", self._iteration)
         leaves = recorder.trusting and ddp.leaves_gradients(*args, **kwargs)
         before = [] if leaves else [recorder.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(ddp.buffers)]
         result = finalize(*args, **kwargs)
         if recorder.trusting and self._step.replay is None:
             # The step reads them anyway, and makes their digests then; nobody changes them before.
-            self._gradients = recorder.promise(_labels(digests.gradients_held))
+            self._gradients = recorder.promise(self._final.starts)
             self._promised = self._gradients
         else:
-            self._gradients = self._noted(digests.gradients)[1]
+            self._gradients = self._read(self._final, self._digests.gradients)
         ins = self._gradients if leaves else [note for notes in before for note in notes]
         recorder.event("stage", "finalize_model_grads", ins=ins, outs=self._gradients, scope="gradients")
         return result
@@ -231,11 +245,11 @@ class TracedStep:
         result = take_step(*args, **kwargs)
         written = self._step.optimizer.written
         self._keep_promise(written)
-        held, notes = self._noted(functools.partial(self._step.optimizer.held_digests.state, written))
+        notes = self._read(self._state, self._digests.state, written)
         ins = self._gradients
         self._recorder.event("stage", "optimizer_step", ins=ins, outs=notes, scope="optimizer", args=text)
         self._show_weights("after", written)
-        self._show(held, notes, "after")
+        self._state.show(notes, "after")
         self._left = self._iteration
         return result
 
@@ -244,11 +258,7 @@ class TracedStep:
         owed, self._promised = self._promised, []
         if owed:
             with self._recorder.unseen():
-                self._recorder.keep(owed, self._step.optimizer.held_digests.gradients(written)[1])
-
-
-def _labels(held: Sequence[Held]) -> list[tuple[str, torch.dtype, int]]:
-    return [(f"{h.kind} of {h.name}{list(h.shards)}+{h.start}", h.dtype, h.numel) for h in held]
+                self._recorder.keep(owed, self._digests.gradients(written)[1])
 
 
 class _Watched:

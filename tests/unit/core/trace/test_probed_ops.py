@@ -13,7 +13,7 @@ from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import OpTable, build_table
 from megatron.core.trace.format import Event, decode_event
 from megatron.core.trace.probe import Probe
-from megatron.core.trace.probed_ops import DISPATCH_OPS, configuration, probe_ops
+from megatron.core.trace.probed_ops import DISPATCH_OPS, configuration, probe_ops, tuned
 from megatron.core.trace.recorder import Recorder
 
 
@@ -96,8 +96,9 @@ def test_nothing_is_recorded_outside_a_step(table: OpTable):
 
 
 def test_choice_of_a_tuner_is_read(table: OpTable, monkeypatch: pytest.MonkeyPatch):
-    variant = table.chosen["rms_norm"]
-    assert configuration(variant) == {}
-    module = sys.modules[variant.fn.__module__]
-    monkeypatch.setattr(module, "planted_kernel", SimpleNamespace(best_config="BLOCK: 64"), raising=False)
-    assert configuration(variant) == {"planted_kernel": "BLOCK: 64"}
+    variant, kernel = table.chosen["rms_norm"], SimpleNamespace()
+    monkeypatch.setattr(sys.modules[variant.fn.__module__], "planted_kernel", kernel, raising=False)
+    kernels = tuned(variant)
+    assert configuration(kernels) == {}
+    kernel.best_config = "BLOCK: 64"
+    assert configuration(kernels) == {"planted_kernel": "BLOCK: 64"}

@@ -7,7 +7,7 @@ import torch
 
 from megatron.core.ops.digest_words.definition import TILE
 from megatron.core.trace import tensor_digest
-from megatron.core.trace.tensor_digest import Digest, Digester
+from megatron.core.trace.tensor_digest import Digest, Digester, row_words
 
 TENSORS = {
     "scalar": torch.tensor(1.5),
@@ -86,8 +86,8 @@ def test_empty_tensors_have_a_digest():
 def by_op(digester: Digester, tensor: torch.Tensor) -> list[Digest]:
     """Both digests as a device's tensors get them."""
     readable = tensor_digest._readable(tensor)
-    rows = readable.view(-1).view(torch.uint8).view(tensor.shape[0] if tensor.dim() else 1, -1)
-    return [*digester.on_device([readable]), digester.rows_on_device(tensor_digest._padded(rows))]
+    words = row_words(tensor if tensor.dim() else tensor.view(1))
+    return [*digester.on_device([readable]), digester.rows_on_device(words)]
 
 
 @pytest.mark.parametrize("name", TENSORS)
