@@ -15,7 +15,7 @@ from tools.python_text import library_texts, main
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A library of a few files, below a folder whose own name means nothing."""
     root = tmp_path / "test" / "lib"
-    for name in ("b.py", "a/c.py", "a/tests/t.py", "test/t.py", "site-packages/p.py", "notes.txt", "data.bin"):
+    for name in ("b.py", "a/c.py", "a/tests/t.py", "test/t.py", "site-packages/p.py", "a/notes.txt", "data.bin"):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name} \u00e9\n", "utf-8")
@@ -25,9 +25,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_sources_then_texts_in_one_order(library: Path) -> None:
+def test_sources_and_texts_in_the_order_of_their_paths(library: Path) -> None:
     texts = list(library_texts(library))
-    assert texts == ["# a/c.py \u00e9\n", "# b.py \u00e9\n", "#  end", "# notes.txt \u00e9\n"]
+    assert texts == ["# a/c.py \u00e9\n", "# a/notes.txt \u00e9\n", "# b.py \u00e9\n", "#  end"]
 
 
 def test_file_holds_a_document_a_line_and_can_be_cut_short(library: Path, tmp_path: Path) -> None:
