@@ -16,8 +16,11 @@ pytestmark = pytest.mark.slow
 
 FLAGS = (
     "--hybrid-layer-pattern M*E --global-batch-size 2 --expert-model-parallel-size 2 --seq-length 32 "
-    "--max-position-embeddings 32 --trace-level kernel --trace-iterations 2"
+    "--max-position-embeddings 32 "
 )
+IN_ONE_STEP = f"{FLAGS} --trace-level kernel --trace-iterations 2"
+IN_A_STRETCH = f"{FLAGS} --trace-level semantic --trace-iterations 1:2"
+"""The fault strikes between two steps that are both traced, at the lowest level."""
 
 EXPECTED = {
     "autotuning": ("candidate_origin", [1], "rms_norm"),
@@ -37,7 +40,9 @@ def run_all(folder: str) -> None:
     """Rank function: every fault in a run where it strikes and one where it does not, and two runs without a fault."""
     for name, fault in [*FAULTS.items(), ("none", None)]:
         for run in "ab":
-            run_planted(Path(folder) / name / run, FLAGS, fault, strikes=run == "b")
+            run_planted(Path(folder) / name / run, IN_ONE_STEP, fault, strikes=run == "b")
+            if fault is not None and EXPECTED[name][2] == "weights":
+                run_planted(Path(folder) / f"{name}.stretch" / run, IN_A_STRETCH, fault, strikes=run == "b")
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +64,9 @@ def test_runs_without_a_fault_do_not_differ(traces: Path):
     assert outcome.facts["extra_events"] == 0
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [*FAULTS, "rebuilt_weight.stretch", "replica_drift.stretch"])
 def test_fault_is_found_and_named(traces: Path, name: str):
-    outcome = compared(traces, name)
+    outcome, name = compared(traces, name), name.partition(".")[0]
     kind, ranks, operation = EXPECTED[name]
     said = "\n".join([outcome.verdict, *outcome.details])
     assert outcome.exit == Exit.DIFFERENT, said

@@ -127,6 +127,8 @@ def fingerprint_costs(flags: list[str], folder: Path) -> dict[str, dict[str, flo
     buffers = [leaf for buffer in run.step.ddp.buffers for leaf in buffer.grads]
     digester = Digester(run.ops["digest_words"], run.ops["digest_rows"])
     found["alone_s"]["gradients, one digest"] = alone_s(lambda: digester.whole(buffers), trainer)
+    params = [param for buffer in run.step.ddp.buffers for param in buffer.params]
+    found["alone_s"]["weights, as parameters"] = alone_s(lambda: digester.whole(params), trainer)
     asked = {"step": {}, "with digests": {"digest": True}, "and the gradient's": {"digest": True, "digest_grad": True}}
     for what, more in asked.items():
         step = functools.partial(run.step.optimizer.step, lr=0.0, weight_decay=0.0, iteration=1, **more)

@@ -64,18 +64,17 @@ def _filled(lines: _Lines, sent: Sent) -> bytes:
 
 
 def _entry(note: Note, sent: Sent) -> str:
-    whole, by_row = f"{note.start}{sent.text(note.whole)}", note.by_row
-    unwritten = "true" if note.unwritten else "false"
-    if by_row is not None:
-        rows, chunks = sent.text_by_row(by_row)
-        runs = '","'.join(chunks)
-        return f'{whole}","{rows}",["{runs}"],{unwritten}]' if chunks else f'{whole}","{rows}",[],{unwritten}]'
+    whole = f"{note.start}{sent.text(note.whole)}"
+    if note.by_row is not None:
+        rows, *chunks = sent.texts_by_row(note.by_row)
+        listed = ",".join([f'"{chunk}"' for chunk in chunks])
+        return f'{whole}","{rows}",[{listed}],{"true" if note.unwritten else "false"}]'
     return f'{whole}",null,[],true]' if note.unwritten else f'{whole}"]'
 
 
 @dataclass(slots=True)
 class _Read:
-    """A tensor that was read in this segment, its version then, and its digests."""
+    """A tensor that was read in this segment, its version then, and its digests as far as they were asked for."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int

@@ -155,21 +155,19 @@ class Sent:
 
     def text(self, digest: Digest) -> str:
         """A digest of a whole tensor in 32 hex digits."""
-        digest = _made(digest)
-        if isinstance(digest, list):
-            return "".join(map(hex64, digest))
-        at = 32 * digest.position
-        return self._texts[digest.queue][at : at + 32]
+        if isinstance(digest, _Waiting):
+            at = 32 * digest.position
+            return self._texts[digest.queue][at : at + 32]
+        return "".join(map(hex64, digest)) if isinstance(digest, list) else self.text(_made(digest))
 
-    def text_by_row(self, digest: Digest) -> tuple[str, list[str]]:
-        """A digest by row: that of all rows without their order, and those of its runs, in 16 hex digits each."""
+    def texts_by_row(self, digest: Digest) -> list[str]:
+        """The numbers of a digest by row, in 16 hex digits each."""
         digest = _made(digest)
         if isinstance(digest, list):
-            rows, *chunks = map(hex64, digest)
-            return rows, chunks
+            return list(map(hex64, digest))
         at, end, texts = digest.position, digest.position + digest.runs, self._texts[digest.queue]
-        rows = hex64(int(self._numbers[digest.queue][0, at:end].sum()))
-        return rows, [texts[place : place + 16] for place in range(32 * at + 16, 32 * end, 32)]
+        rows = int(self._numbers[digest.queue][0, at:end].sum())
+        return [hex64(rows), *(texts[place : place + 16] for place in range(32 * at + 16, 32 * end, 32))]
 
 
 def _made(digest: Digest) -> list[int] | _Waiting:
@@ -327,10 +325,13 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor:
 
 def row_words(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that is not empty as int32 ``[rows, words]``: the bytes of each row, filled up with zeros."""
-    count, flat = tensor.shape[0], _readable(tensor.detach()).view(-1)
-    if flat.nbytes // count % 4:
-        flat = _padded(flat.view(torch.uint8).view(count, -1)).view(-1)
-    return flat.view(torch.int32).view(count, -1)
+    tensor = _readable(tensor.detach() if tensor.requires_grad else tensor)
+    count, bytes_a_row = tensor.shape[0], tensor.nbytes // tensor.shape[0]
+    if bytes_a_row % 4:
+        return _padded(tensor.view(-1).view(torch.uint8).view(count, -1)).view(torch.int32)
+    if tensor.dim() == 2 and tensor.stride() == (tensor.shape[1], 1):
+        return tensor.view(torch.int32)
+    return tensor.view(-1).view(torch.int32).view(count, -1)
 
 
 def _padded(raw: torch.Tensor) -> torch.Tensor:

@@ -154,9 +154,8 @@ class _Part:
 
     def __init__(self, held: Sequence[Held], recorder: Recorder) -> None:
         self.held, self._recorder = held, recorder
-        self.starts = recorder.starts(
-            (f"{h.kind} of {h.name}{list(h.shards)}+{h.start}", h.dtype, h.numel) for h in held
-        )
+        self.labels = [f"{h.kind} of {h.name}{list(h.shards)}+{h.start}" for h in held]
+        self.starts = recorder.starts((label, h.dtype, h.numel) for label, h in zip(self.labels, held, strict=True))
 
     def show(self, notes: Sequence[Note], at: str) -> None:
         """One event per parameter and state tensor."""
@@ -175,6 +174,10 @@ class TracedStep:
         self._weights = _Part(self._digests.weights_held, recorder)
         self._state = _Part(self._digests.state_held, recorder)
         self._final = _Part(self._digests.gradients_held, recorder)
+        params = {param.spec.name: param for buffer in step.ddp.buffers for param in buffer.params}
+        self._params = [
+            (label, params[h.name]) for label, h in zip(self._weights.labels, self._weights.held, strict=True)
+        ]
         step.ddp = cast(Any, _Watched(step.ddp, finalize_model_grads=self._finalize))
         step.optimizer = cast(Any, _Watched(step.optimizer, step=self._optimize))
         self._iteration, self._left = 0, -1
@@ -199,17 +202,20 @@ class TracedStep:
     def _show_before(self) -> None:
         """What the step starts from: working weights and, unless they were shown as what the step before left, masters
         and moments."""
-        self._show_weights("before")
+        # As the model reads them: a layout-free digest of them takes three times as long.
+        for buffer in self._step.ddp.buffers:
+            buffer.complete_weights()
+        self._weights.show(self._recorder.noted(self._params), "before")
+        self._show_expert_bias("before")
         if self._left != self._iteration - 1:
             self._state.show(self._read(self._state, self._digests.state), "before")
 
-    def _show_weights(self, at: str, written: Written = None) -> None:
-        recorder = self._recorder
-        self._weights.show(self._read(self._weights, self._digests.weights, written), at)
+    def _show_expert_bias(self, at: str) -> None:
         for chunk in self._chunks:
             for router in chunk.balanced_routers():
-                outs = recorder.note(router.expert_bias_E, "expert_bias")
-                recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta={"shards": (0,), "at": at})
+                outs = self._recorder.note(router.expert_bias_E, "expert_bias")
+                meta = {"shards": (0,), "at": at}
+                self._recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta=meta)
 
     def _read(self, part: _Part, digests: Digests, written: Written = None) -> list[Note]:
         """A note of each that this rank holds of a part of the state."""
@@ -248,7 +254,8 @@ class TracedStep:
         notes = self._read(self._state, self._digests.state, written)
         ins = self._gradients
         self._recorder.event("stage", "optimizer_step", ins=ins, outs=notes, scope="optimizer", args=text)
-        self._show_weights("after", written)
+        self._weights.show(self._read(self._weights, self._digests.weights, written), "after")
+        self._show_expert_bias("after")
         self._state.show(notes, "after")
         self._left = self._iteration
         return result

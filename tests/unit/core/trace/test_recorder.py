@@ -110,6 +110,22 @@ def test_unchanged_tensors_are_not_read_again_where_versions_are_trusted():
     assert noted(False)[2] == digests
 
 
+def test_rows_of_an_unchanged_tensor_are_not_read_again_either(monkeypatch: pytest.MonkeyPatch):
+    read, by_row = [], Digester.by_row
+    monkeypatch.setattr(Digester, "by_row", lambda digester, x: read.append(x.shape) or by_row(digester, x))
+    recorder, ids = Recorder(lambda raw: None, trusting=True), torch.arange(12).view(4, 3)
+    recorder.segment("forward", 1)
+    first, again = recorder.note(ids), recorder.note([ids, ids.view(4, 3)], reuse=True)
+    assert read == [(4, 3)]
+    assert {str(note.by_row) for note in (*first, *again)} == {str(by_row(Digester(), ids))}
+    (other,) = recorder.note(ids.view(3, 4), reuse=True)
+    assert read == [(4, 3), (3, 4)]
+    assert other.by_row == by_row(Digester(), ids.view(3, 4))
+    ids.add_(1)
+    recorder.note(ids, reuse=True)
+    assert read == [(4, 3), (3, 4), (4, 3)]
+
+
 class Arriving:
     """Stands for the event after which digests are on the host."""
 
