@@ -86,6 +86,16 @@ def row_rule(width: int, *_: int) -> Config:
     return {"ROWS": rows, "BLOCK": block, "num_warps": min(8, max(1, warps))}
 
 
+def rows_in_pieces(width: int, least: int, most: int) -> Config:
+    """A tile holds whole rows, in at most ``most`` pieces, at least ``least`` elements; 256 of a piece to a warp."""
+    piece = least
+    while piece * most < width:
+        piece *= 2
+    block = min(piece, power_of_two(width))
+    rows = max(1, least // block)
+    return {"ROWS": rows, "PIECE": block, "num_warps": min(32, max(1, rows * block // 256))}
+
+
 def piece_rule(longest: int, per_warp: int, max_warps: int) -> Callable[..., Config]:
     """A program takes a row, or a piece of ``longest`` elements of it; ``per_warp`` elements to a warp."""
 

@@ -10,19 +10,19 @@ from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Launch, cdiv
 from megatron.core.ops.registry import Guarantee, Variant
 
-CHOICES = {"RUN": (32, 64, 128), "BLOCK_C": (128, 256, 512), "STAGES": (1, 2, 3), "num_warps": (1, 2, 4)}
+CHOICES = {"RUN": (48, 64, 72, 128, 152, 228), "BLOCK_C": (128, 256, 512), "num_warps": (1, 2, 4)}
 FORWARD = Launch(
     kernel="causal_conv1d_fwd",
-    rule=lambda *_: {"RUN": 64, "BLOCK_C": 512, "STAGES": 1, "num_warps": 4},
+    rule=lambda *_: {"RUN": 64, "BLOCK_C": 256, "num_warps": 4},
     choices=CHOICES,
 )
 BACKWARD = Launch(
     kernel="causal_conv1d_bwd",
-    rule=lambda *_: {"RUN": 128, "BLOCK_C": 256, "STAGES": 3, "num_warps": 4},
-    choices=CHOICES,
+    rule=lambda *_: {"RUN": 152, "BLOCK_C": 512, "STAGES": 3, "num_warps": 4},
+    choices={**CHOICES, "STAGES": (1, 2, 3)},
     new_bits=frozenset({"RUN"}),
 )
-"""RUN positions of BLOCK_C channels make a program; by channels and element size."""
+"""RUN positions, a multiple of four, of BLOCK_C channels make a program; by channels and element size."""
 MAX_WIDTH = 4
 
 
@@ -57,8 +57,9 @@ class _CausalConv1d(torch.autograd.Function):
                 length, channels, x_BSC.stride(0), x_BSC.stride(1),
                 W=width, **launch,
             )  # fmt: skip
-        total = column_sum(parts).view(5, channels)
-        return dx_BSC, total[4 - width : 4].t().to(weight_CW.dtype).contiguous(), total[4].to(bias_C.dtype)
+        taps, dbias_C = column_sum(parts).split((4 * channels, channels))
+        dweight_CW = taps.view(channels, 4)[:, 4 - width :]
+        return dx_BSC, dweight_CW.to(weight_CW.dtype).contiguous(), dbias_C.to(bias_C.dtype)
 
 
 def causal_conv1d(x_BSC: torch.Tensor, weight_CW: torch.Tensor, bias_C: torch.Tensor) -> torch.Tensor:
@@ -82,6 +83,7 @@ VARIANT = Variant(
     sources=(
         "megatron.core.ops.causal_conv1d.kernels.causal_conv1d",
         "megatron.core.ops.column_sum",
+        "megatron.core.ops.device_functions",
         "megatron.core.ops.direct_launch",
         "megatron.core.ops.launch",
     ),

@@ -10,21 +10,32 @@ from megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm import (
     gated_rms_norm_bwd_kernel,
     gated_rms_norm_fwd_kernel,
 )
-from megatron.core.ops.launch import Config, Launch, cdiv, row_rule, rows_of
+from megatron.core.ops.launch import Config, Launch, cdiv, rows_in_pieces, rows_of
 from megatron.core.ops.registry import Guarantee, Variant
 
 
+def _forward_rule(width: int, *_: int) -> Config:
+    """As many warps to a row as in the backward, and rows for at least two warps."""
+    rule = rows_in_pieces(width, least=256, most=2)
+    times = 2 if rule["num_warps"] == 1 else 1
+    return {**rule, "ROWS": times * rule["ROWS"], "num_warps": times * rule["num_warps"]}
+
+
 def _backward_rule(width: int, *_: int) -> Config:
-    """PROGRAMS to a group, at most: each leaves one partial row of the weight's gradient."""
-    return {**row_rule(width), "PROGRAMS": 512}
+    """PROGRAMS to a group, at most: each leaves one partial row of the weight's gradient.
+
+    One warp of each of eight groups is 12 on each of 132 multiprocessors; other GPUs and groups have the same number.
+    """
+    rule = rows_in_pieces(width, least=256, most=2)
+    return {**rule, "PROGRAMS": 198 if rule["num_warps"] < 4 else 264}
 
 
-CHOICES = {"ROWS": (1, 2, 4, 8), "num_warps": (1, 2, 4, 8)}
-FORWARD = Launch(kernel="gated_rms_norm_fwd", rule=row_rule, choices=CHOICES, new_bits=frozenset(CHOICES))
+CHOICES = {"ROWS": (1, 2, 4, 8), "PIECE": (256, 512, 1024), "num_warps": (1, 2, 4, 8)}
+FORWARD = Launch(kernel="gated_rms_norm_fwd", rule=_forward_rule, choices=CHOICES, new_bits=frozenset(CHOICES))
 BACKWARD = Launch(
     kernel="gated_rms_norm_bwd",
     rule=_backward_rule,
-    choices={**CHOICES, "PROGRAMS": (64, 128, 256, 512)},
+    choices={**CHOICES, "PROGRAMS": (132, 198, 264, 396)},
     new_bits=frozenset({*CHOICES, "PROGRAMS"}),
 )
 """By group size and element size; never by the number of rows."""
@@ -42,7 +53,7 @@ class _GatedRMSNorm(torch.autograd.Function):
             run_kernel(
                 gated_rms_norm_fwd_kernel, (cdiv(rows, launch["ROWS"]), groups),
                 y_TX, z_TX, weight_X, out_TX, rstd_TG, rows, width, group_size, y_TX.stride(0), z_TX.stride(0), eps,
-                **launch,
+                PIECES=cdiv(group_size, launch["PIECE"]), **launch,
             )  # fmt: skip
         ctx.save_for_backward(y_TX, z_TX, weight_X, rstd_TG)
         return out_TX
@@ -51,7 +62,8 @@ class _GatedRMSNorm(torch.autograd.Function):
     def backward(ctx, dout_TX: torch.Tensor):
         y_TX, z_TX, weight_X, rstd_TG = ctx.saved_tensors
         (rows, width), groups = y_TX.shape, rstd_TG.shape[1]
-        launch = BACKWARD.config(y_TX.device, width // max(1, groups), y_TX.element_size())
+        group_size = width // max(1, groups)
+        launch = BACKWARD.config(y_TX.device, group_size, y_TX.element_size())
         tiles = cdiv(cdiv(rows, launch["ROWS"]), launch["PROGRAMS"])
         programs = cdiv(rows, launch["ROWS"] * tiles) if rows else 0
         dy_TX = y_TX.new_empty(rows, width)
@@ -61,8 +73,9 @@ class _GatedRMSNorm(torch.autograd.Function):
             run_kernel(
                 gated_rms_norm_bwd_kernel, (programs, groups),
                 y_TX, z_TX, weight_X, dout_TX.contiguous(), rstd_TG, dy_TX, dz_TX, parts_PX,
-                rows, width, width // groups, y_TX.stride(0), z_TX.stride(0), tiles,
-                ROWS=launch["ROWS"], BLOCK=launch["BLOCK"], num_warps=launch["num_warps"],
+                rows, width, group_size, y_TX.stride(0), z_TX.stride(0), tiles,
+                ROWS=launch["ROWS"], PIECE=launch["PIECE"], PIECES=cdiv(group_size, launch["PIECE"]),
+                num_warps=launch["num_warps"],
             )  # fmt: skip
         return dy_TX, dz_TX, column_sum(parts_PX).to(weight_X.dtype), None, None
 
@@ -83,6 +96,7 @@ VARIANT = Variant(
     sources=(
         "megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm",
         "megatron.core.ops.column_sum",
+        "megatron.core.ops.device_functions",
         "megatron.core.ops.direct_launch",
         "megatron.core.ops.launch",
     ),

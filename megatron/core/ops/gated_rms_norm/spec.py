@@ -19,6 +19,7 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
         ((1, 1, 5), 1, 1.0),
         ((2, 3, 1030), 515, 60.0),
         ((517, 1, 1100), 1100, 1.0),
+        ((9, 1, 1024), 512, 1.0),
     ):
         args = (draw.normal(*shape), draw.normal(*shape, scale=gate), draw.normal(shape[-1], shift=1.0, fp32=True))
         out.append(Case(name=f"{shape}-g{group}", args=(*args, group, 1e-5), grads=(0, 1, 2)))

@@ -9,7 +9,7 @@ from megatron.core.ops.samples import Samples, tolerances
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """Full and partial rotation, odd rest, no positions, angles of late positions."""
+    """Full and partial rotation, odd rest, no positions, angles of late positions, many heads."""
     draw = Samples(generator, dtype, device)
     out = []
     for shape, half, reach in (
@@ -18,6 +18,7 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
         ((0, 2, 3, 8), 4, 1.0),
         ((3, 2, 1, 6), 0, 1.0),
         ((33, 1, 5, 32), 16, 8192.0),
+        ((2, 1, 40, 128), 64, 131072.0),
     ):
         angle = draw.uniform(shape[0], shape[1], half, high=reach, fp32=True)
         out.append(Case(name=f"{shape}-R{half}-{reach:g}", args=(draw.normal(*shape), angle), grads=(0,)))
