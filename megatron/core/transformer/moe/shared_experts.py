@@ -30,8 +30,10 @@ class SharedExperts(MLP):
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """As ``MLP.forward``."""
-        out_SBH = super().forward(x_SBH, microbatch, report)
         if self.gate_weight is None:
-            return out_SBH
+            return super().forward(x_SBH, microbatch, report)
+        # One use of the input for whoever adds up its gradients: the two uses here are added first, as under recompute.
+        x_SBH = x_SBH.view_as(x_SBH)
+        out_SBH = super().forward(x_SBH, microbatch, report)
         gate_SB1 = torch.sigmoid(linear(x_SBH, self.gate_weight, self._context).float())
         return (out_SBH.float() * gate_SB1).to(out_SBH.dtype)
