@@ -19,9 +19,9 @@ COPY . .
 FROM nvcr.io/nvidia/pytorch:26.05-py3 AS gpu
 ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 CUDA_DEVICE_MAX_CONNECTIONS=1
 WORKDIR /opt/megatron-bitwise
-# Built against the container's torch, which must not be replaced: no dependencies, no build isolation. Kernels for
-# Hopper and Blackwell only. MAX_JOBS bounds the memory of the build.
-ENV TORCH_CUDA_ARCH_LIST="9.0;10.0" MAX_JOBS=8
+# Built against the container's torch, which must not be replaced: no dependencies, no build isolation. Both packages
+# choose the architectures themselves. MAX_JOBS bounds the memory of the build.
+ENV MAX_JOBS=8
 RUN pip install --no-cache-dir --no-deps nvidia-cudnn-frontend==1.32.0 && \
     CAUSAL_CONV1D_FORCE_BUILD=TRUE \
     pip install --no-cache-dir --no-deps --no-build-isolation causal-conv1d==1.7.0 && \

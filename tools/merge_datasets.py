@@ -25,13 +25,14 @@ def prefixes_of(inputs: Sequence[str], output: str) -> list[str]:
     """Prefixes of all inputs in order; of a folder by name, without ``output`` itself.
 
     Raises:
-        ConfigError: an input is neither a folder nor a pair, a folder holds half of a pair, an input is there twice or
+        ConfigError: an input is neither a pair nor a folder, a folder holds half of a pair, an input is there twice or
             is the output, or there is none.
     """
     found: list[str] = []
     problems = []
     for given in inputs:
-        if Path(given).is_dir():
+        # Training leaves a folder of indices beside a data set, under its name.
+        if Path(given).is_dir() and not (bin_path(given).is_file() and idx_path(given).is_file()):
             stems = sorted({path.with_suffix("") for path in Path(given).iterdir() if path.suffix in (".bin", ".idx")})
             inside = [str(stem) for stem in stems if stem.resolve() != Path(output).resolve()]
             if not inside:

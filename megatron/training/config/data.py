@@ -110,7 +110,7 @@ class DataConfig:
         found = []
         if len(kinds) > 1:
             found.append(Problem(" and ".join(kinds), "one source of data", "leave out all but one of these flags"))
-        if self.split is not None and (per_split or self.per_split_data_args_path):
+        elif self.split is not None and (per_split or self.per_split_data_args_path):
             found.append(
                 Problem(
                     f"--split {self.split} with data paths per split",

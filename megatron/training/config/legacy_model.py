@@ -94,8 +94,14 @@ MODEL = (
     ),
     FlagFamily(
         kind="refused",
-        reason=f"windows, masks per document and clipped scores are {_NOT_YET}",
-        switches="--qk-clip --reset-attention-mask --reset-position-ids --dataloader-inter-document-masking",
+        reason=f"attention, convolution and scan that stop at the borders of documents are {_NOT_YET}",
+        change="a data set with one document, or the documents of one topic, in --seq-length tokens",
+        switches="--reset-attention-mask --reset-position-ids --dataloader-inter-document-masking",
+    ),
+    FlagFamily(
+        kind="refused",
+        reason=f"windows and clipped scores are {_NOT_YET}",
+        switches="--qk-clip",
         values="--window-size --window-attn-skip-freq --qk-clip-alpha --qk-clip-threshold --flash-attention-version",
     ),
     FlagFamily(kind="only", reason="no other softmax is built", accepted=("vanilla",), values="--softmax-type"),

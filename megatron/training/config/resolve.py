@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron.core.config.fields import spelling_of
 from megatron.core.config.optimizer import DistributedDataParallelConfig, SchedulerConfig, default_bucket_size
 from megatron.core.config.parallel import ModelParallelConfig
 from megatron.core.config.transformer import TransformerConfig
@@ -38,15 +37,9 @@ from megatron.core.process_groups.topology import LogicalLayout, Topology, defau
 from megatron.core.tokenizers.byte import ByteTokenizer
 from megatron.core.tokenizers.tiktoken import DEFAULT_VOCAB_SIZE
 from megatron.training.config.data import DataConfig, TokenizerConfig, padded_vocabulary
+from megatron.training.config.idle import idle_notes
 from megatron.training.config.run import RunConfig
 from megatron.training.config.training import TrainingConfig
-
-_IDLE_WITHOUT = {
-    "--save": ("checkpoint", "save", ("save_interval", "save_optim", "save_rng")),
-    "--fingerprint-dir": ("fingerprint", "fingerprint_dir", ("fingerprint_interval", "fingerprint_level")),
-    "--tensorboard-dir": ("logging", "tensorboard_dir", ("tensorboard_log_interval",)),
-}
-"""Flag without which others are idle: their group, the flag's field, the others' fields."""
 
 
 def resolve(config: RunConfig, world_size: int) -> RunConfig:
@@ -197,14 +190,7 @@ def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
         notes.append("no data named: a run needs --data-path or --mock-data, a dry run does not")
     if given.training.full_validation and given.training.eval_micro_batch_size is not None:
         notes.append("--eval-micro-batch-size has no effect: --full-validation takes one sequence per forward pass")
-    notes += [
-        f"{spelling_of(type(getattr(given, group)), name)} has no effect without {switch}"
-        for switch, (group, on, names) in _IDLE_WITHOUT.items()
-        if getattr(getattr(given, group), on) is None
-        for name in names
-        if getattr(getattr(given, group), name) != getattr(type(getattr(given, group))(), name)
-    ]
-    return notes
+    return notes + idle_notes(given, resolved)
 
 
 def _known(value: int | None, name: str) -> int:

@@ -226,16 +226,19 @@ def _eval_shape(config: RunConfig, shards: int, splits: Splits) -> EvalShape:
     """Sizes of an evaluation.
 
     Raises:
-        ConfigError: the whole validation data is asked for, and there is none.
+        ConfigError: evaluations are asked for, and there is nothing to evaluate on.
     """
     training = config.training
     size, micro = eval_batch_sizes(training)
     assert size is not None and micro is not None
+    asked = training.full_validation or training.eval_iters
+    if training.eval_interval and asked and splits.valid is None:
+        flag = "--full-validation" if training.full_validation else f"--eval-interval {training.eval_interval}"
+        given = f"{flag} without validation data ({splits.absent['valid']})"
+        raise ConfigError([Problem(given, "validation data", "--split or --valid-data-path, or leave the flag out")])
     if not training.full_validation:
         return EvalShape(batches=training.eval_iters, batch_size=size, stride=shards * micro, micro_batch_size=micro)
-    if splits.valid is None:
-        given = f"--full-validation without validation data ({splits.absent['valid']})"
-        raise ConfigError([Problem(given, "validation data", "--split or --valid-data-path")])
+    assert splits.valid is not None, "--full-validation needs --eval-interval"
     return plan_full_validation(len(splits.valid), shards=shards, at_most=size)
 
 

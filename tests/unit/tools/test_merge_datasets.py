@@ -12,7 +12,7 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from tests.architecture.sources import ROOT
 from tools.command_line import run_tool
-from tools.merge_datasets import main
+from tools.merge_datasets import main, prefixes_of
 
 Documents = list[list[list[int]]]
 
@@ -51,6 +51,12 @@ def test_merge_is_the_parts_in_order(parts: list[str], tmp_path: Path) -> None:
     assert read(tmp_path / "all") == PARTS["a"] + PARTS["b"] + PARTS["c"]
     assert main(["--input", *reversed(parts), "--output-prefix", str(tmp_path / "turned")]) == 0
     assert read(tmp_path / "turned") == PARTS["c"] + PARTS["b"] + PARTS["a"]
+
+
+def test_a_pair_with_a_folder_of_its_name_is_the_pair(parts: list[str], tmp_path: Path) -> None:
+    """Training leaves its indices there."""
+    Path(parts[0]).mkdir()
+    assert prefixes_of(parts, str(tmp_path / "all")) == parts
 
 
 def test_folder_stands_for_its_pairs_by_name(parts: list[str], tmp_path: Path) -> None:

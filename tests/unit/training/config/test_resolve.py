@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import fields
 
 import pytest
 
@@ -10,6 +11,7 @@ from megatron.core.config.errors import ConfigError
 from megatron.core.config.optimizer import SchedulerConfig
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.process_groups.topology import LogicalLayout
+from megatron.training.config.idle import IDLE, idle_notes
 from megatron.training.config.resolve import (
     logical_layout,
     num_microbatches,
@@ -254,3 +256,25 @@ def test_flags_that_wait_for_another_one_are_announced():
     ]
     words += ["--save", "a", "--fingerprint-dir", "b", "--tensorboard-dir", "c"]
     assert resolution_notes(given(*words), effective(*words)) == []
+
+
+def test_settings_without_what_they_belong_to_are_announced_together():
+    words = ["--hybrid-layer-pattern", "M-M-", "--num-experts", "4", "--moe-router-topk", "1", "--sgd-momentum", "0.5"]
+    words += ["--manual-gc-interval", "7", "--exit-signal", "SIGUSR1", "--num-query-groups", "2", "--rotary-base", "9"]
+    assert resolution_notes(given(*words), effective(*words)) == [
+        "--manual-gc-interval has no effect without --manual-gc",
+        "--exit-signal has no effect without --exit-signal-handler",
+        "--sgd-momentum has no effect without --optimizer sgd",
+        "--num-query-groups has no effect without --group-query-attention",
+        "--rotary-base has no effect without --position-embedding-type rope",
+        "--num-experts, --moe-router-topk have no effect without a mixture of experts (E) in --hybrid-layer-pattern",
+    ]
+
+
+def test_every_idle_rule_names_fields_of_its_group_and_is_silent_by_default():
+    everything = given()
+    for rule in IDLE:
+        assert isinstance(rule.missing(everything), bool)
+        own = {field.name for field in fields(getattr(everything, rule.group))}
+        assert all(name in own or any(o.startswith(name[:-1]) for o in own) for name in rule.names), rule.needed
+    assert idle_notes(everything, everything) == []

@@ -100,6 +100,17 @@ def test_sizes_that_do_not_divide_are_refused(flags: str, message: str) -> None:
         build_here(f"{FLAGS} {flags}")
 
 
+@pytest.mark.parametrize("flag", ["", "--full-validation", "--skip-train"])
+def test_evaluations_without_validation_data_are_refused(flag: str, tmp_path: Path) -> None:
+    prefix = write_self_data(tmp_path, [65] * 12, vocab_size=4096).prefix
+    base = TINY.replace("--mock-data", f"--data-path {prefix} --split 1,0,0")
+    with pytest.raises(
+        ConfigError, match=r"without validation data \(.*change: --split or --valid-data-path, or leave"
+    ):
+        build_here(f"{FLAGS} --vocab-size 4096 --eval-interval 2 --eval-iters 1 {flag}", base)
+    assert build_here(f"{FLAGS} --vocab-size 4096 --eval-interval 2 --eval-iters 0", base).splits.valid is None
+
+
 @pytest.mark.parametrize("iterations", range(1, 25))
 def test_enough_validation_samples_are_asked_for(iterations: int) -> None:
     for interval in (1, 3, 10):

@@ -1,0 +1,161 @@
+"""Settings that were given and have no effect, because another one that they belong to was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from megatron.core.config.fields import spelling_of
+from megatron.training.config.run import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Idle:
+    """Fields of one group that have no effect where ``missing`` holds for the settings in effect; ``needed`` says what
+    would give them one. ``*`` at the end of a name stands for any end."""
+
+    needed: str
+    missing: Callable[[RunConfig], bool]
+    group: str
+    names: tuple[str, ...]
+
+
+def _lacks(symbol: str) -> Callable[[RunConfig], bool]:
+    return lambda config: symbol not in (config.model.hybrid_layer_pattern or symbol)
+
+
+IDLE = (
+    Idle(
+        needed="--save",
+        missing=lambda config: config.checkpoint.save is None,
+        group="checkpoint",
+        names=("save_interval", "save_retain_interval", "save_optim", "save_rng", "async_save"),
+    ),
+    Idle(
+        needed="--load",
+        missing=lambda config: config.checkpoint.load is None and config.checkpoint.pretrained_checkpoint is None,
+        group="checkpoint",
+        names=(
+            "load_optim",
+            "load_rng",
+            "override_opt_param_scheduler",
+            "use_checkpoint_opt_param_scheduler",
+            "new_logical_layout",
+        ),
+    ),
+    Idle(
+        needed="--fingerprint-dir",
+        missing=lambda config: config.fingerprint.fingerprint_dir is None,
+        group="fingerprint",
+        names=("fingerprint_interval", "fingerprint_level"),
+    ),
+    Idle(
+        needed="--tensorboard-dir",
+        missing=lambda config: config.logging.tensorboard_dir is None,
+        group="logging",
+        names=("tensorboard_log_interval",),
+    ),
+    Idle(
+        needed="--manual-gc",
+        missing=lambda config: not config.training.manual_gc,
+        group="training",
+        names=("manual_gc_interval", "manual_gc_eval"),
+    ),
+    Idle(
+        needed="--exit-signal-handler",
+        missing=lambda config: not config.training.exit_signal_handler,
+        group="training",
+        names=("exit_signal",),
+    ),
+    Idle(
+        needed="--eval-interval",
+        missing=lambda config: config.training.eval_interval is None,
+        group="training",
+        names=("eval_global_batch_size", "eval_micro_batch_size"),
+    ),
+    Idle(
+        needed="data files",
+        missing=lambda config: config.data.mock_data,
+        group="data",
+        names=("split", "data_cache_path"),
+    ),
+    Idle(
+        needed="--optimizer sgd",
+        missing=lambda config: config.optimizer.optimizer != "sgd",
+        group="optimizer",
+        names=("sgd_momentum",),
+    ),
+    Idle(
+        needed="--optimizer adam",
+        missing=lambda config: config.optimizer.optimizer != "adam",
+        group="optimizer",
+        names=("adam_beta1", "adam_beta2", "adam_eps"),
+    ),
+    Idle(
+        needed="--lr-decay-style WSD",
+        missing=lambda config: config.scheduler.lr_decay_style != "WSD",
+        group="scheduler",
+        names=("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples"),
+    ),
+    Idle(
+        needed="--group-query-attention",
+        missing=lambda config: not config.model.group_query_attention,
+        group="model",
+        names=("num_query_groups",),
+    ),
+    Idle(
+        needed="--position-embedding-type rope",
+        missing=lambda config: config.model.position_embedding_type != "rope",
+        group="model",
+        names=("rotary_base", "rotary_percent"),
+    ),
+    Idle(
+        needed="an attention layer (*) in --hybrid-layer-pattern",
+        missing=_lacks("*"),
+        group="model",
+        names=("qk_layernorm", "group_query_attention", "attention_dropout"),
+    ),
+    Idle(
+        needed="a mixture of experts (E) in --hybrid-layer-pattern",
+        missing=_lacks("E"),
+        group="model",
+        names=("num_moe_experts", "moe_*"),
+    ),
+    Idle(
+        needed="--moe-expert-capacity-factor",
+        missing=lambda config: config.model.moe_expert_capacity_factor is None,
+        group="model",
+        names=("moe_token_drop_policy",),
+    ),
+    Idle(
+        needed="depths of multi-token prediction (/ in --hybrid-layer-pattern)",
+        missing=lambda config: not config.model.prediction_depths,
+        group="model",
+        names=("mtp_loss_scaling_factor", "mtp_use_repeated_layer"),
+    ),
+)
+
+
+def idle_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
+    """One sentence for each thing that is missing, with the flags that were given for nothing."""
+    notes, told = [], set()
+    for rule in IDLE:
+        if not rule.missing(resolved):
+            continue
+        group = getattr(given, rule.group)
+        flags = [spelling_of(type(group), name) for name in _changed(group, rule.names) if name not in told]
+        told |= set(_changed(group, rule.names))
+        if flags:
+            notes.append(f"{', '.join(flags)} {'have' if len(flags) > 1 else 'has'} no effect without {rule.needed}")
+    return notes
+
+
+def _changed(group: object, names: tuple[str, ...]) -> list[str]:
+    """Those of the fields that are not what they are by default."""
+    default = type(group)()
+    wanted = [
+        field.name
+        for field in fields(group)  # type: ignore[arg-type]
+        if any(field.name == name or (name.endswith("*") and field.name.startswith(name[:-1])) for name in names)
+    ]
+    return [name for name in wanted if getattr(group, name) != getattr(default, name)]
