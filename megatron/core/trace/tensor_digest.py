@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy
@@ -26,6 +27,7 @@ CHUNKS = 16
 
 MOST_SLOTS = 528
 """Partial sums of one large tensor: four programs for each multiprocessor of an H200."""
+BYTES_PER_SLOT = 4 * TILE * GROUP
 ROWS_PER_PART, MOST_PARTS, WORDS_PER_PART = 256, 32, 1 << 17
 CAPACITY = 1 << 19
 """Partial sums that are kept before they are added up."""
@@ -46,18 +48,16 @@ class _Queue:
         self._ends: list[int] = []
         self._lines: list[torch.Tensor] = []
 
-    def place(self, counts: Sequence[int]) -> tuple[int, int]:
-        """Room for digests of so many partial sums each, side by side: the first column, and the first's number."""
-        total = sum(counts)
-        if self._used + total > self.partial.shape[1]:
+    def place(self, ends: Sequence[int]) -> tuple[int, int]:
+        """Room for digests of some partial sums each, side by side: the first column, and the first's number. ``ends``
+        says how many partial sums there are up to each digest's last."""
+        if self._used + ends[-1] > self.partial.shape[1]:
             self.collect()
         at, number = self._used, self._count
-        self._used += total
-        self._count += len(counts)
-        for count in counts:
-            at += count
-            self._ends.append(at - 1)
-        return self._used - total, number
+        self._used += ends[-1]
+        self._count += len(ends)
+        self._ends += [at + end - 1 for end in ends]
+        return at, number
 
     def collect(self) -> None:
         """Add up what is there, on the device; runs on the queue's stream."""
@@ -82,7 +82,7 @@ class _Queue:
             self._lines.append(digests.t())
             number, self._count = self._count, self._count + len(digests)
             return number
-        at, number = self.place([1] * len(digests))
+        at, number = self.place(range(1, len(digests) + 1))
         with torch._C._DisableTorchDispatch():
             self.partial[:, at : at + len(digests)].copy_(digests.t())
         return number
@@ -199,18 +199,18 @@ class Digester:
             # Past the dispatch mode of the op level, which would cost ten times the work itself.
             with torch._C._DisableTorchDispatch():
                 return [_on_host(tensor.detach()) if tensor.numel() else [0, 0] for tensor in tensors]
-        if all(tensor.numel() for tensor in tensors):
+        if all(map(torch.numel, tensors)):
             return self.on_device([_readable(tensor) for tensor in tensors])
         return [digest for tensor in tensors for digest in (self.whole([tensor]) if tensor.numel() else [[0, 0]])]
 
     def on_device(self, tensors: Sequence[torch.Tensor]) -> list[Digest]:
         """The digests of contiguous tensors of one device, by the op."""
         sizes = [tensor.nbytes for tensor in tensors]
-        slots = [min(MOST_SLOTS, -(-size // (4 * TILE * GROUP))) for size in sizes]
-        queue = self._queue(tensors[0].device)
+        slots = [min(MOST_SLOTS, -(-size // BYTES_PER_SLOT)) for size in sizes]
         if len(slots) > 1 and sum(slots) > self._capacity:
             return [digest for tensor in tensors for digest in self.on_device([tensor])]
-        at, number = queue.place(slots)
+        queue = self._queue(tensors[0].device)
+        at, number = queue.place(list(accumulate(slots)))
         self._words(tensors, slots, queue.partial, at)
         self.launches += -(-len(tensors) // LAUNCHED_AT_ONCE)
         self.bytes_read += sum(sizes)
@@ -241,7 +241,7 @@ class Digester:
         runs = -(-count // length)
         splits = min(MOST_PARTS, max(1, length // ROWS_PER_PART, count * width // WORDS_PER_PART), length)
         queue = self._queue(words.device)
-        at, number = queue.place([splits] * runs)
+        at, number = queue.place(range(splits, splits * runs + 1, splits))
         self._rows(words, length, splits, queue.partial, at)
         self.launches += 1
         self.bytes_read += 4 * count * width
