@@ -234,7 +234,8 @@ def _problems(arguments: argparse.Namespace) -> list[Problem]:
 
 def _texts(document: RawDocument, keys: tuple[str, ...]) -> dict[str, str]:
     try:
-        text = document.content.decode("utf-8")
+        # A byte order mark says how a file is encoded; it belongs to no text.
+        text = document.content.decode("utf-8-sig" if document.line == 1 else "utf-8")
     except UnicodeDecodeError as error:
         line = document.line or document.content.count(b"\n", 0, error.start) + 1
         column = error.start - (document.content.rfind(b"\n", 0, error.start) + 1) + 1

@@ -74,7 +74,14 @@ PINS = (
         name="NCCL_ALGO",
         accepted=", ".join(_NCCL_ALGORITHMS),
         holds=_nccl_algorithm_holds,
-        why="Megatron's list; no sum here depends on it, so an exception is safe and is how to prove that",
+        why="Megatron's list; sums are ours or one addition, so an exception is safe and is how to prove that",
+    ),
+    Pin(
+        name="NCCL_NVLS_ENABLE",
+        accepted="0",
+        holds=_is_zero,
+        value="0",
+        why="where two ranks leave their one addition to NCCL, a GPU makes it and no switch",
     ),
     Pin(
         name="NVTE_ALLOW_NONDETERMINISTIC_ALGO",

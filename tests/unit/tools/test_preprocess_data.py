@@ -47,6 +47,12 @@ def test_json_lines(tmp_path: Path):
     assert _documents(tmp_path / "eod_text_document") == [[97, 98, 256], [], [0xC3, 0xA9, 256]]
 
 
+def test_a_byte_order_mark_before_json_is_no_text(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "ab"}\n{"text": "\xef\xbb\xbfc"}\n')
+    assert _run(tmp_path, "--input", str(tmp_path / "a.jsonl"), *BYTES) == 0
+    assert _documents(tmp_path / "out_text_document") == [[97, 98], [0xEF, 0xBB, 0xBF, 99]]
+
+
 def test_plain_text_is_one_document_a_file(tmp_path: Path):
     for name, content in (("a.txt", b"one\r\ntwo\n"), ("b.py", b"x = 1\n"), ("c.rst", b"")):
         (tmp_path / name).write_bytes(content)

@@ -28,6 +28,7 @@ LOOSE = NumericsConfig()
         ("NCCL_ALGO", "Tree", "Ring"),
         ("NCCL_ALGO", "Ring,Tree", "ring,^NVLS"),
         ("NCCL_ALGO", "", "CollnetChain"),
+        ("NCCL_NVLS_ENABLE", "1", "0"),
         ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1", "0"),
         ("MAMBA_DETERMINISTIC", "0", "1"),
         ("CAUSAL_CONV1D_DETERMINISTIC", "0", "1"),
@@ -54,6 +55,7 @@ def test_every_pin_has_a_bad_value_above():
 def test_needed_values_are_set_only_where_the_launcher_set_none():
     needed = {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NCCL_NVLS_ENABLE": "0",
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
         "MAMBA_DETERMINISTIC": "1",
         "CAUSAL_CONV1D_DETERMINISTIC": "1",
