@@ -23,7 +23,7 @@ EXIT_CODES = {
     "tax": "0 measured, 1 the interval's upper end is over --max-tax, or it is wider, 2 refused, 3 a leg failed",
     "checkpoint verify": "0 every digest is right, 1 damaged files and tensors are named, 3 not a checkpoint",
     "checkpoint diff": "0 the same content, 1 it differs, 2 different models, 3 not a checkpoint",
-    "kernels check": "0 the manifest is complete, 1 faults are named",
+    "kernels check": "0 the manifest is complete, 1 faults are named, 2 it cannot be checked here",
     "kernels record": "0 all are taken over, 1 those refused are named",
 }
 """What each command's exit codes mean; 2 is also wrong usage."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from megatron.core.ops.availability import installed
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import Op
 from megatron.determinism import kernel_manifest
@@ -53,6 +54,11 @@ def check_kernels(ops: Iterable[Op], folder: Path, package: str = OPS_PACKAGE, f
     """Whether every op has a specification, cases to test it with and a reference, and every file with a kernel under
     ``folder`` belongs to a variant whose source hash covers it. ``further`` faults are reported with those found."""
     ops = list(ops)
+    if not installed("triton"):
+        return Outcome(
+            exit=Exit.NOT_COMPARABLE,
+            verdict="kernels cannot be checked without Triton, which they need to be registered: pip install triton",
+        )
     faults = [fault for op in ops for fault in _op_faults(op)]
     listed = {op.spec.name for op in ops}
     faults += [

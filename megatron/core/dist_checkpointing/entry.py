@@ -75,7 +75,7 @@ class EntryReader:
                 self._fill(file, out.view(torch.uint8))
         except FileNotFoundError as error:
             raise DamagedInputError(f"{path}: no such file") from error
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, struct.error) as error:
+        except (OSError, ValueError, KeyError, OverflowError, RuntimeError, zipfile.BadZipFile, struct.error) as error:
             raise DamagedInputError(f"{path} is damaged at byte {place.offset}: {error}") from error
 
     def _fill(self, file: io.FileIO, out: torch.Tensor) -> None:
@@ -99,7 +99,10 @@ def _values_of(file: io.FileIO, place: Place) -> tuple[int, int]:
     """First byte of the values in the file, and how many there are."""
     region = _Region(file, place.offset, place.length)
     with zipfile.ZipFile(region) as archive:
-        (record,) = (each for each in archive.infolist() if each.filename.endswith(_VALUES))
+        records = [each for each in archive.infolist() if each.filename.endswith(_VALUES)]
+    if len(records) != 1:
+        raise ValueError(f"it has {len(records)} records of values")
+    record = records[0]
     if record.compress_type != zipfile.ZIP_STORED:
         raise ValueError("its values are compressed")
     file.seek(place.offset + record.header_offset)

@@ -63,7 +63,7 @@ def reduce_scatter_of_two(group: Group, tensor: torch.Tensor) -> torch.Tensor:
 @told
 def all_reduce_of_two(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """The sum over a group of two, in the tensor's type."""
-    out = tensor.clone()
+    out = tensor.clone(memory_format=torch.contiguous_format)
     with stated_order:
         dist.all_reduce(out, group=group.handle)
     return out
@@ -206,7 +206,7 @@ class NativeSums:
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``, except that the backend may round in between."""
-        out = tensor.clone()
+        out = tensor.clone(memory_format=torch.contiguous_format)
         if group.size > 1:
             dist.all_reduce(out, group=group.handle)
         return out

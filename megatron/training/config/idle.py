@@ -12,7 +12,8 @@ from megatron.training.config.run import RunConfig
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Idle:
     """Fields of one group that have no effect where ``missing`` holds for the settings in effect; ``needed`` says what
-    would give them one. ``*`` at the end of a name stands for any end."""
+    would give them one. What a field is by default is taken for not given. ``*`` at the end of a name stands for any
+    end."""
 
     needed: str
     missing: Callable[[RunConfig], bool]
@@ -60,6 +61,18 @@ IDLE = (
         missing=lambda config: not config.training.manual_gc,
         group="training",
         names=("manual_gc_interval", "manual_gc_eval"),
+    ),
+    Idle(
+        needed="--profile",
+        missing=lambda config: not config.profile.profile,
+        group="profile",
+        names=("use_pytorch_profiler", "profile_step_start", "profile_step_end", "profile_ranks"),
+    ),
+    Idle(
+        needed="--eval-interval",
+        missing=lambda config: config.training.eval_interval is None and config.training.eval_iters > 0,
+        group="training",
+        names=("eval_iters",),
     ),
     Idle(
         needed="--exit-signal-handler",
@@ -122,6 +135,18 @@ IDLE = (
         names=("num_moe_experts", "moe_*"),
     ),
     Idle(
+        needed="a Mamba layer (M) in --hybrid-layer-pattern",
+        missing=_lacks("M"),
+        group="model",
+        names=("mamba_*",),
+    ),
+    Idle(
+        needed="--moe-router-enable-expert-bias",
+        missing=lambda config: not config.model.moe_router_enable_expert_bias,
+        group="model",
+        names=("moe_router_bias_update_rate",),
+    ),
+    Idle(
         needed="--moe-expert-capacity-factor",
         missing=lambda config: config.model.moe_expert_capacity_factor is None,
         group="model",
@@ -138,13 +163,15 @@ IDLE = (
 
 def idle_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
     """One sentence for each thing that is missing, with the flags that were given for nothing."""
-    notes, told = [], set()
+    notes: list[str] = []
+    told: set[str] = set()
     for rule in IDLE:
         if not rule.missing(resolved):
             continue
         group = getattr(given, rule.group)
-        flags = [spelling_of(type(group), name) for name in _changed(group, rule.names) if name not in told]
-        told |= set(_changed(group, rule.names))
+        flags = [spelling_of(type(group), name) for name in _changed(group, rule.names)]
+        flags = [flag for flag in flags if flag not in told]
+        told |= set(flags)
         if flags:
             notes.append(f"{', '.join(flags)} {'have' if len(flags) > 1 else 'has'} no effect without {rule.needed}")
     return notes

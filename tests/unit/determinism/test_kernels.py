@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from megatron.core.ops.catalog import ALL_OPS
+from megatron.determinism import kernels
 from megatron.determinism.kernels import OPS_FOLDER, check_kernels, list_kernels, main
 from megatron.determinism.report import Exit
+
+
+def test_without_triton_nothing_is_said_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "installed", lambda package: False)
+    outcome = check_kernels(ALL_OPS, OPS_FOLDER)
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert "without Triton" in outcome.verdict
 
 
 def test_books_are_complete():

@@ -168,32 +168,33 @@ def _alone(group: Group, row_of_TJ: torch.Tensor, ends_E: torch.Tensor, total: i
 class TokenDispatcher:
     """The exchange over one rank's expert group; ``gathers``: tokens are gathered, instead of sent where they go."""
 
-    def __init__(self, num_experts: int, gathers: bool, context: ModelContext) -> None:
-        self.groups, self._gathers = context.groups, gathers
-        self.local_experts = num_experts // context.groups.ep.size
+    def __init__(self, gathers: bool, context: ModelContext) -> None:
+        self._groups, self._gathers = context.groups, gathers
         self._ops = _Ops(context.ops["moe_permute"], context.ops["moe_unpermute"])
 
     def start_plan(self, routing: Routing) -> Callable[[], Exchange]:
         """Exchange counts and lay out the rows; call the result for the plan. Where there are several ranks, or dropped
         choices, the host then waits for the device, whose sizes of the exchange it needs. What the device was given
         since keeps it busy meanwhile."""
-        group, ep, etp = self.groups.expert, self.groups.ep.size, self.groups.etp.size
+        group, ep, etp = self._groups.expert, self._groups.ep.size, self._groups.etp.size
         rows_E, row_of_TJ = routing.rows_E, rows_to_send(routing, ep, etp)
         if group.size == 1:
             ends_E = rows_E.cumsum(0, dtype=torch.int32)
-            total = _start_reading(rows_E.sum()) if routing.kept_Tk is not None else routing.ids_Tk.numel
+            if routing.kept_Tk is None:
+                return lambda: _alone(group, row_of_TJ, ends_E, routing.ids_Tk.numel())
+            total = _start_reading(rows_E.sum())
             return lambda: _alone(group, row_of_TJ, ends_E, int(total()))
         send_RE = rows_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
         every_SRE = all_gather(group, send_RE) if self._gathers else None
         count_SE = all_to_all(group, send_RE) if every_SRE is None else every_SRE[:, group.rank].contiguous()
         sizes = _start_reading(torch.stack((send_RE, count_SE)).sum(dim=2))
-        every_STJ = None if every_SRE is None else all_gather(group, row_of_TJ)
+        every_STJ = all_gather(group, row_of_TJ) if self._gathers else row_of_TJ
 
         def plan() -> Exchange:
             sent, received = sizes().tolist()
             unsort = sort_by_expert(count_SE.t().contiguous(), sum(received))
             places = None
-            if every_SRE is not None and every_STJ is not None:
+            if every_SRE is not None:
                 places = places_here(every_STJ, every_SRE.sum(dim=2), group.rank, unsort)
             return Exchange(
                 group=group,

@@ -65,9 +65,7 @@ class MoELayer(torch.nn.Module):
             else None
         )
         self._recomputes_shared = config.recomputes("shared_experts")
-        self._dispatcher = TokenDispatcher(
-            config.num_moe_experts, config.moe_token_dispatcher_type == "allgather", context
-        )
+        self._dispatcher = TokenDispatcher(config.moe_token_dispatcher_type == "allgather", context)
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The layer's contribution to the residual stream."""

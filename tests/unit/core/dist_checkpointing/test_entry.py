@@ -64,6 +64,22 @@ def test_damage_names_the_file(tmp_path: Path, kind: str) -> None:
         _read(tmp_path, first, 5000, torch.float32)
 
 
+def test_whatever_byte_is_flipped_no_other_error_comes(tmp_path: Path) -> None:
+    """Values have no check here, so a flip in them is no error; anywhere else it is one of damage, or harmless."""
+    path = tmp_path / "file"
+    torch.save(OTHERS, path)
+    whole, damaged = path.read_bytes(), 0
+    place = Place(relative_path="file", offset=0, length=len(whole))
+    for at in range(len(whole)):
+        for mask in (0x01, 0x80, 0xFF):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+            try:
+                _read(tmp_path, place, 333, torch.uint8)
+            except DamagedInputError:
+                damaged += 1
+    assert damaged > 100
+
+
 def test_more_values_than_there_are(tmp_path: Path) -> None:
     first, _ = _write(tmp_path / "file")
     with pytest.raises(DamagedInputError, match="20000 bytes of values, 20004 were expected"):
