@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -34,11 +35,17 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def print(self, out: TextIO, *, as_json: bool) -> int:
-        """Print to ``out`` (coloured on a terminal) and return the exit code."""
+        """Print to ``out`` (coloured on a terminal) and return the exit code, also where nobody reads to the end."""
+        try:
+            print(self._text(coloured=out.isatty(), as_json=as_json), file=out, flush=True)
+        except BrokenPipeError:
+            # What is left in the buffer must not be tried again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        return int(self.exit)
+
+    def _text(self, *, coloured: bool, as_json: bool) -> str:
         if as_json:
             body = {"verdict": self.exit.name.lower(), "exit_code": int(self.exit), "message": self.verdict}
-            print(json.dumps({**body, **self.facts}), file=out)
-            return int(self.exit)
-        verdict = f"\033[1;{_COLOURS[self.exit]}m{self.verdict}\033[0m" if out.isatty() else self.verdict
-        print("\n".join([verdict, *self.details]), file=out)
-        return int(self.exit)
+            return json.dumps({**body, **self.facts})
+        verdict = f"\033[1;{_COLOURS[self.exit]}m{self.verdict}\033[0m" if coloured else self.verdict
+        return "\n".join([verdict, *self.details])

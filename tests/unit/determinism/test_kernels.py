@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.determinism import kernels
 from megatron.determinism.kernels import OPS_FOLDER, check_kernels, list_kernels, main
-from megatron.determinism.report import Exit
+from megatron.determinism.report import Exit, Outcome
 
 
 def test_without_triton_nothing_is_said_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +83,10 @@ def test_program(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main(["burn"])
     assert caught.value.code == 2
+
+
+def test_a_reader_that_leaves_early_changes_no_exit_code() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out:
+        assert Outcome(exit=Exit.SAME, verdict="fine", details=("x" * 100_000,)).print(out, as_json=False) == 0
