@@ -58,8 +58,8 @@ class EntryReader:
         self._folder = folder
         self._own = threading.local()
 
-    def read(self, place: Place, out: torch.Tensor, start: int = 0) -> None:
-        """Fill ``out``, flat and contiguous, with values from element ``start`` on.
+    def read(self, place: Place, out: torch.Tensor, start: int | None = None) -> None:
+        """Fill ``out``, flat and contiguous, with values from element ``start`` on; ``None``: with all of them.
 
         Raises:
             DamagedInputError: the file is missing or too short, or has no such values there; names it.
@@ -68,8 +68,8 @@ class EntryReader:
         try:
             with path.open("rb", buffering=0) as file:
                 begin, length = _values_of(file, place)
-                first = start * out.element_size()
-                if first + out.nbytes > length:
+                first = (start or 0) * out.element_size()
+                if first + out.nbytes > length or (start is None and out.nbytes < length):
                     raise ValueError(f"{length} bytes of values, {first + out.nbytes} were expected")
                 file.seek(begin + first)
                 self._fill(file, out.view(torch.uint8))

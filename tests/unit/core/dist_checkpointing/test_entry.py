@@ -33,7 +33,7 @@ def _write(path: Path) -> list[Place]:
     return places
 
 
-def _read(folder: Path, place: Place, numel: int, dtype: torch.dtype, start: int = 0) -> torch.Tensor:
+def _read(folder: Path, place: Place, numel: int, dtype: torch.dtype, start: int | None = None) -> torch.Tensor:
     out = torch.empty(numel, dtype=dtype)
     EntryReader(folder).read(place, out, start)
     return out
@@ -44,7 +44,7 @@ def test_any_range_of_any_entry(tmp_path: Path) -> None:
     assert same_bits(_read(tmp_path, first, 5000, torch.float32), VALUES)
     assert same_bits(_read(tmp_path, first, 17, torch.float32, 4983), VALUES[4983:])
     assert same_bits(_read(tmp_path, second, 333, torch.uint8), OTHERS)
-    assert _read(tmp_path, second, 0, torch.uint8).numel() == 0
+    assert _read(tmp_path, second, 0, torch.uint8, 0).numel() == 0
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -84,6 +84,13 @@ def test_more_values_than_there_are(tmp_path: Path) -> None:
     first, _ = _write(tmp_path / "file")
     with pytest.raises(DamagedInputError, match="20000 bytes of values, 20004 were expected"):
         _read(tmp_path, first, 1, torch.float32, 5000)
+
+
+def test_fewer_values_than_all_there_are(tmp_path: Path) -> None:
+    first, _ = _write(tmp_path / "file")
+    assert same_bits(_read(tmp_path, first, 4999, torch.float32, 0), VALUES[:4999])
+    with pytest.raises(DamagedInputError, match="20000 bytes of values, 19996 were expected"):
+        _read(tmp_path, first, 4999, torch.float32)
 
 
 def test_compressed_values_are_refused(tmp_path: Path) -> None:
