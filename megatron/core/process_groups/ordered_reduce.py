@@ -51,22 +51,30 @@ def _adds_in_transit(group: Group, tensor: torch.Tensor) -> bool:
     return dist.get_backend(group.handle) == "nccl"
 
 
+def _scattered_by_backend(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+    out = tensor.new_empty(tensor.shape[0] // group.size, *tensor.shape[1:])
+    _reduce_scatter(out, tensor.contiguous(), group=group.handle)
+    return out
+
+
+def _reduced_by_backend(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+    out = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, group=group.handle)
+    return out
+
+
 @told
 def reduce_scatter_of_two(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """This member's half, along dim 0, of the sum over a group of two, in the tensor's type."""
-    half = tensor.new_empty(tensor.shape[0] // 2, *tensor.shape[1:])
     with stated_order:
-        _reduce_scatter(half, tensor.contiguous(), group=group.handle)
-    return half
+        return _scattered_by_backend(group, tensor)
 
 
 @told
 def all_reduce_of_two(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """The sum over a group of two, in the tensor's type."""
-    out = tensor.clone(memory_format=torch.contiguous_format)
     with stated_order:
-        dist.all_reduce(out, group=group.handle)
-    return out
+        return _reduced_by_backend(group, tensor)
 
 
 class FloatSums(Protocol):
@@ -190,9 +198,7 @@ class NativeSums:
         flat = flat if flat.dtype == torch.float64 else flat.float()
         if group.size == 1:
             return flat.clone()
-        out = flat.new_empty(flat.numel() // group.size)
-        _reduce_scatter(out, flat.contiguous(), group=group.handle)
-        return out
+        return _scattered_by_backend(group, flat)
 
     def start_fold(self, group: Group, members: int, block: int) -> RunningFold:
         """As ``FloatSums.start_fold``; every part is one term, and ``block`` has no meaning here."""
@@ -206,15 +212,10 @@ class NativeSums:
 
     def all_reduce(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.all_reduce``, except that the backend may round in between."""
-        out = tensor.clone(memory_format=torch.contiguous_format)
-        if group.size > 1:
-            dist.all_reduce(out, group=group.handle)
-        return out
+        return tensor.clone() if group.size == 1 else _reduced_by_backend(group, tensor)
 
     def reduce_scatter_rows(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         """As ``FloatSums.reduce_scatter_rows``, except that the backend may round in between."""
         if group.size == 1:
             return tensor.clone()
-        out = tensor.new_empty(tensor.shape[0] // group.size, *tensor.shape[1:])
-        _reduce_scatter(out, tensor.contiguous(), group=group.handle)
-        return out
+        return _scattered_by_backend(group, tensor)
