@@ -94,7 +94,9 @@ class Legs:
         began = time.monotonic()
         failure = run_leg(words, leg / "output.log", self._environment(place))
         wall_s = time.monotonic() - began
-        print(f"{name} ... {'failed' if failure else 'done'} in {wall_s:.0f} s", file=sys.stderr, flush=True)
+        # One write a line: print writes the text and its end apart, and legs beside this one end at the same time.
+        sys.stderr.write(f"{name} ... {'failed' if failure else 'done'} in {wall_s:.0f} s\n")
+        sys.stderr.flush()
         if failure is not None:
             raise LegFailedError(failure)
         return self._read(leg, wall_s)
