@@ -22,6 +22,7 @@ from megatron.determinism.trace_compare import compare_folders, describe_place
 from megatron.determinism.trace_verdict import Verdict
 from megatron.determinism.validate import write_commands
 from megatron.determinism.verify import run_leg
+from megatron.training.config.manifest import MANIFEST_FILE
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, RANK_FILES, differing_fields, read_lines
 
 OWN_FLAGS = ("--fingerprint-dir", "--trace-dir", "--trace-level", "--trace-iterations", "--trace-ranks", "--trace-dump")
@@ -229,6 +230,7 @@ def _parted(leg: Path, running: Path) -> bool:
 def _run_leg(command: Sequence[str], leg: Path, until: Callable[[], bool] | None) -> None:
     """Run one leg to its end, or until it may stop, its output beside its folder."""
     print(f"{leg.name}: {shlex.join(command)}", file=sys.stderr, flush=True)
-    failure = run_leg(command, leg.with_suffix(".log"), until=until)
+    left = leg / "fingerprint" / MANIFEST_FILE
+    failure = run_leg(command, leg.with_suffix(".log"), until=until, leaves=left)
     if failure is not None:
         raise _LegFailedError(failure)

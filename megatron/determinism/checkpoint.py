@@ -6,7 +6,7 @@ A program of its own, ``python -m megatron.determinism.checkpoint``: reading ten
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,17 @@ def verify_checkpoint(folder: Path) -> Outcome:
     except DamagedInputError as error:
         return _no_checkpoint(error)
     problems = stored.file_problems()
-    tensors: list[str] = []
+    tensors: dict[str, str] = {}
     for key, stated in stored.facts["tensors"].items():
         try:
             if stored.digest(key) != stated["digest"]:
-                tensors.append(f"{key}: not the values that were saved")
+                tensors[key] = "not the values that were saved"
         except DamagedInputError as error:
-            tensors.append(f"{key}: {error}")
+            tensors[key] = str(error)
     facts = {
         "checkpoint": str(stored.folder),
         "damaged_files": sorted(problems),
-        "damaged_tensors": [text.split(":", 1)[0] for text in tensors],
+        "damaged_tensors": list(tensors),
     }
     files, count = len(stored.facts["files"]), len(stored.facts["tensors"])
     if not problems and not tensors:
@@ -59,9 +59,21 @@ def verify_checkpoint(folder: Path) -> Outcome:
     return Outcome(
         exit=Exit.DIFFERENT,
         verdict=f"damaged: {len(problems)} of {files} files, {len(tensors)} of {count} tensors in {stored.folder}",
-        details=tuple(f"  {text}" for text in _shortened([*problems.values(), *tensors])),
+        details=tuple(f"  {text}" for text in _shortened([*problems.values(), *_by_reason(tensors)])),
         facts=facts,
     )
+
+
+def _by_reason(tensors: Mapping[str, str]) -> list[str]:
+    """A line for each thing that is wrong, with the tensors it is wrong with: one file may take all of them along."""
+    keys: dict[str, list[str]] = {}
+    for key, reason in tensors.items():
+        keys.setdefault(reason, []).append(key)
+    return [f"{', '.join(of[:3])}{_and_more(len(of) - 3)}: {reason}" for reason, of in keys.items()]
+
+
+def _and_more(count: int) -> str:
+    return f" and {count} more tensor{'s' * (count != 1)}" if count > 0 else ""
 
 
 def _no_checkpoint(error: DamagedInputError) -> Outcome:

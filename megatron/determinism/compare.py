@@ -26,8 +26,7 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
         return Outcome(exit=Exit.DAMAGED, verdict=f"damaged or missing: {error}")
     common = sorted(lines[0].keys() & lines[1].keys())
     if not common:
-        spans = " and ".join(f"{name}: {_span(of)}" for name, of in zip("AB", lines, strict=True))
-        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"not comparable: no iteration in common ({spans})")
+        return _nothing_in_common((left, right), lines)
     facts: dict[str, Any] = {
         "a": str(left),
         "b": str(right),
@@ -44,6 +43,19 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
     return _identical(lines[0], lines[1], common, facts, notes)
 
 
+def _nothing_in_common(folders: tuple[Path, Path], lines: tuple[Mapping[int, Line], Mapping[int, Line]]) -> Outcome:
+    empty = [
+        f"{name} = {folder / FINGERPRINT_FILE}" for name, folder, of in zip("AB", folders, lines, strict=True) if not of
+    ]
+    if empty:
+        verb = "are" if len(empty) > 1 else "is"
+        why = f"{' and '.join(empty)} {verb} empty: that run has taken no step yet, or had none left to take"
+    else:
+        spans = " and ".join(f"{name}: {_span(of)}" for name, of in zip("AB", lines, strict=True))
+        why = f"no iteration in common ({spans})"
+    return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"not comparable: {why}")
+
+
 def _manifest(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     if "trace" in manifest:
@@ -54,7 +66,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _span(lines: Mapping[int, Line]) -> str:
-    return f"iterations {min(lines)} to {max(lines)}" if lines else "none"
+    return f"iterations {min(lines)} to {max(lines)}"
 
 
 def _inputs_as_json(inputs: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from megatron.determinism.compare import compare
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.tax_legs import names_flag
 from megatron.determinism.verify import run_leg
+from megatron.training.config.manifest import MANIFEST_FILE
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, read_lines
 
 OWN_FLAGS = (
@@ -42,13 +43,14 @@ def replay(launch: Sequence[str], folder: Path, original: Path, window: tuple[in
     if problem is not None:
         return Outcome(exit=Exit.NOT_COMPARABLE, verdict=problem)
     folder.mkdir(parents=True, exist_ok=True)
-    own = ["--fingerprint-dir", str(folder / "fingerprint"), "--fingerprint-interval", "1"]
+    mine = folder / "fingerprint"
+    own = ["--fingerprint-dir", str(mine), "--fingerprint-interval", "1"]
     own += ["--fingerprint-level", "state", "--trace-dir", str(folder / "trace"), "--trace-level", level]
     own += ["--trace-iterations", f"{first}:{last}", "--exit-interval", str(last)]
     own += ["--ckpt-step", str(start), "--exit-on-missing-checkpoint"] if start else []
     origin = f"the checkpoint of iteration {start}" if start else "the seed"
     print(f"replaying iterations {start + 1} to {last} from {origin}", file=sys.stderr, flush=True)
-    failure = run_leg([*launch, *own], folder / "output.log")
+    failure = run_leg([*launch, *own], folder / "output.log", leaves=mine / MANIFEST_FILE)
     if failure is not None:
         return failure
     return _judged(original, folder, window)

@@ -16,6 +16,7 @@ from typing import Any
 from megatron.core.config.numerics import FASTEST, FLOAT_SUMS, NATIVE
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.verify import run_leg
+from megatron.training.config.manifest import MANIFEST_FILE
 from megatron.training.setup.environment import read_environment
 
 BASELINE, DETERMINISTIC = "baseline", "deterministic"
@@ -92,7 +93,8 @@ class Legs:
             if names_flag(self.launch, flag):
                 words += [flag, str(leg / folder)]
         began = time.monotonic()
-        failure = run_leg(words, leg / "output.log", self._environment(place))
+        left = leg / RUN_DIR / MANIFEST_FILE
+        failure = run_leg(words, leg / "output.log", self._environment(place), leaves=left)
         wall_s = time.monotonic() - began
         # One write a line: print writes the text and its end apart, and legs beside this one end at the same time.
         sys.stderr.write(f"{name} ... {'failed' if failure else 'done'} in {wall_s:.0f} s\n")

@@ -15,6 +15,7 @@ from megatron.determinism.compare import compare
 from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit, Outcome
 from megatron.training.config.folder_rules import unusable
+from megatron.training.config.manifest import MANIFEST_FILE
 from megatron.training.setup.environment import read_environment
 
 _FLAG = "--fingerprint-dir"
@@ -59,7 +60,7 @@ def verify(launch: Sequence[str], folder: Path, *, runs: int, resume_at: Sequenc
     folder.mkdir(parents=True, exist_ok=True)
     for number, leg in enumerate(legs[:runs], 1):
         print(f"leg {number} of {len(legs)}: {shlex.join(launch)}", file=sys.stderr, flush=True)
-        failure = run_leg([*launch, _FLAG, str(leg)], leg.with_suffix(".log"))
+        failure = run_leg([*launch, _FLAG, str(leg)], leg.with_suffix(".log"), leaves=leg / MANIFEST_FILE)
         if failure is not None:
             return failure
     if resume_at:
@@ -89,9 +90,11 @@ def run_leg(
     log: Path,
     environment: Mapping[str, str] | None = None,
     until: Callable[[], bool] | None = None,
+    leaves: Path | None = None,
 ) -> Outcome | None:
     """Run one leg to its end; ``None`` where it succeeded. ``environment`` has variables that it gets besides ours.
-    Once ``until`` says so, nothing more is wanted of it: it is stopped, and has succeeded."""
+    Once ``until`` says so, nothing more is wanted of it: it is stopped, and has succeeded. ``leaves`` is a file that
+    every run leaves: a command that ends well without it was none."""
     whole = {**read_environment(), **(environment or {})}
     try:
         with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=whole) as leg:
@@ -99,7 +102,7 @@ def run_leg(
     except OSError as error:
         return Outcome(exit=Exit.DAMAGED, verdict=f"could not start {shlex.join(command)}: {error}")
     if code == 0:
-        return None
+        return None if leaves is None or leaves.exists() else _no_run(command, leaves, log)
     failure = read_failure(log, code)
     return Outcome(
         exit=Exit.DAMAGED,
@@ -109,6 +112,19 @@ def run_leg(
             *(f"  {line}" for line in failure.words),
         ),
         facts={"command": list(command), "leg_exit_code": failure.code, "log": str(log)},
+    )
+
+
+def _no_run(command: Sequence[str], leaves: Path, log: Path) -> Outcome:
+    return Outcome(
+        exit=Exit.DAMAGED,
+        verdict=f"a leg ended with exit code 0, but trained nothing: {shlex.join(command)}",
+        details=(
+            f"  it left no {leaves}; the command after -- has to start pretrain_hybrid.py (without --dry-run or "
+            "--help), or a program that takes its flags",
+            f"  whole output in {log}",
+        ),
+        facts={"command": list(command), "leg_exit_code": 0, "log": str(log)},
     )
 
 

@@ -76,10 +76,14 @@ class FolderReader(StorageReader):
     Args:
         folder: the checkpoint.
         progress: told the bytes read so far after each entry.
+
+    Raises:
+        DamagedInputError: see ``read_metadata``; here, because DCP would print the error with its traceback.
     """
 
     def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
         self.folder = folder
+        self._metadata = read_metadata(folder)
         self._progress = progress
         self._entries = EntryReader(folder)
         self._places: dict[MetadataIndex, Place] = {}
@@ -89,7 +93,7 @@ class FolderReader(StorageReader):
 
     def read_metadata(self) -> Metadata:
         """As ``StorageReader.read_metadata``."""
-        return read_metadata(self.folder)
+        return self._metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
         """As ``StorageReader.set_up_storage_reader``."""

@@ -82,6 +82,17 @@ def test_flipped_bit_is_named(tmp_path: Path, name: str, place: float) -> None:
     assert any(name in line for line in outcome.details)
 
 
+def test_what_takes_many_tensors_along_is_said_once(tmp_path: Path) -> None:
+    folder = save(tmp_path, more={f"expert_bias.{n}": torch.zeros(2) for n in range(9)})
+    (folder / ".metadata").write_bytes(b"\x80")
+    outcome = verify_checkpoint(tmp_path)
+    assert outcome.verdict.startswith("damaged: 1 of 2 files, 10 of 10 tensors")
+    assert len(outcome.facts["damaged_tensors"]) == 10
+    of_file, of_tensors = outcome.details
+    assert "expert_bias.0, expert_bias.1, expert_bias.2 and 7 more tensors: " in of_tensors
+    assert f"{folder / '.metadata'} is damaged" in of_tensors and ".metadata: 1 bytes" in of_file
+
+
 def test_damaged_tensor_is_named(tmp_path: Path) -> None:
     folder = save(tmp_path)
     path = folder / "__0_0.distcp"

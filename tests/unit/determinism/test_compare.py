@@ -130,6 +130,15 @@ def test_nothing_in_common_is_not_comparable(plain: Path):
     assert "no iteration in common (A: iterations 1 to 5 and B: iterations 6 to 7)" in outcome.verdict
 
 
+def test_a_run_without_a_step_is_named_as_empty(plain: Path):
+    empty = other(plain, steps=())
+    for pair, name in (((plain, empty), "B"), ((empty, plain), "A")):
+        outcome = compare(*pair)
+        assert outcome.exit == Exit.NOT_COMPARABLE
+        assert f"not comparable: {name} = {empty / 'fingerprint.jsonl'} is empty" in outcome.verdict
+    assert " and B = " in compare(empty, empty).verdict and " are empty" in compare(empty, empty).verdict
+
+
 def test_levels_compare_on_what_both_have(plain: Path):
     metrics_only = dict.fromkeys(("params", "main_params", "exp_avg", "exp_avg_sq", "rng", "data"))
     outcome = compare(plain, other(plain, changes=dict.fromkeys(STEPS, metrics_only)))

@@ -126,7 +126,7 @@ def test_endings(kind: str, code: Exit, words: str, tmp_path: Path):
 def test_command_that_leaves_nothing(tmp_path: Path):
     outcome = tax([sys.executable, "-c", "pass"], tmp_path, Request(pairs=1))
     assert outcome.exit == Exit.DAMAGED
-    assert "metrics.jsonl" in outcome.verdict
+    assert "trained nothing" in outcome.verdict and "manifest.json" in outcome.details[0]
 
 
 def test_deterministic_legs_that_differ_are_said(tmp_path: Path):

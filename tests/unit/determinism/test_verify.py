@@ -58,10 +58,13 @@ def test_leg_that_fails_shows_its_last_words(tmp_path: Path):
     assert any("out of luck" in line for line in outcome.details)
 
 
-def test_leg_without_a_fingerprint_is_damage(tmp_path: Path):
-    outcome = verify(launch("silent"), tmp_path, runs=2)
-    assert outcome.exit == Exit.DAMAGED
-    assert "manifest.json" in outcome.verdict
+def test_a_command_that_trains_nothing_is_told_so_after_its_first_leg(tmp_path: Path):
+    for command in (launch("silent"), ["true"]):
+        outcome = verify(command, tmp_path / command[-1], runs=2)
+        assert outcome.exit == Exit.DAMAGED
+        assert outcome.verdict.startswith(f"a leg ended with exit code 0, but trained nothing: {command[0]}")
+        assert f"left no {tmp_path / command[-1] / 'leg_1' / 'manifest.json'}" in outcome.details[0]
+        assert not (tmp_path / command[-1] / "leg_2.log").exists()
 
 
 def test_command_that_cannot_start(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import pickle
 import resource
@@ -160,6 +161,15 @@ def test_truncated_and_missing_files_are_named(tmp_path: Path) -> None:
     data.unlink()
     with pytest.raises(DamagedInputError, match="__0_0.distcp: no such file"):
         load(folder)
+
+
+def test_a_damaged_description_is_said_in_our_words_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """DCP logs the traceback of what goes wrong while it reads the description itself."""
+    folder = save(tmp_path)
+    (folder / METADATA_FILE).write_bytes(b"\x80")
+    with pytest.raises(DamagedInputError, match=r"\.metadata: 1 bytes, \d+ were written"):
+        load(folder)
+    assert [said.message for said in caplog.records if said.levelno >= logging.WARNING] == []
 
 
 def test_values_that_are_not_those_of_the_digest_are_refused(tmp_path: Path) -> None:
