@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from megatron.core.config.errors import ConfigError, DamagedInputError
 from megatron.core.config.fields import flags_of
+from megatron.core.datasets.indexed_dataset import bin_path, idx_path
 
 Config = TypeVar("Config")
 
@@ -36,6 +37,11 @@ def config_from(cls: type[Config], arguments: argparse.Namespace) -> Config:
     owner: type = cls
     given = {flag.name: getattr(arguments, flag.name) for flag in flags_of(owner) if hasattr(arguments, flag.name)}
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def wrote(prefix: str, *, replaced: bool) -> str:
+    """The line that says where a data set is now, and whether another one was there."""
+    return f"wrote {bin_path(prefix)} and {idx_path(prefix)}" + " in place of those that were there" * replaced
 
 
 def run_tool(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:

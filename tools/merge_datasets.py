@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder, bin_path, idx_path
-from tools.command_line import run_tool
+from tools.command_line import run_tool, wrote
 
 
 def prefixes_of(inputs: Sequence[str], output: str) -> list[str]:
@@ -81,9 +81,9 @@ def main(argv: Sequence[str]) -> int:
         for prefix in prefixes:
             builder.add_index(prefix)
             print(f"{prefix}: {len(IndexedDataset(prefix).document_indices) - 1} documents")
-        builder.finalize()
+        replaced = builder.finalize()
     merged = IndexedDataset(output)
-    print(f"wrote {bin_path(output)} and {idx_path(output)}")
+    print(wrote(output, replaced=replaced))
     print(f"{len(merged.document_indices) - 1} documents, {merged.num_tokens} tokens ({first.name})")
     return 0
 

@@ -4,7 +4,9 @@
         --append-eod
 
 A .jsonl or .json file holds one JSON object a line; any other file is plain text and one document. The output is the
-same for any number of workers. Exit codes: 0 done, 2 refused, 3 input damaged (named, with its line).
+same for any number of workers. It is written aside and takes the place of files of that name at the end, which is
+said; a run that ends earlier leaves those as they were. Exit codes: 0 done, 2 refused, 3 input damaged (named, with its
+line).
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, bin_path, idx_path, token_dtype
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, token_dtype
 from megatron.core.tokenizers.base import Tokenizer
 from megatron.training.config.data import TokenizerConfig
 from megatron.training.data.provider import tokenizer_from
-from tools.command_line import add_flags, config_from, run_tool
+from tools.command_line import add_flags, config_from, run_tool, wrote
 from tools.progress import Progress
 
 JSON_SUFFIXES = (".jsonl", ".json")
@@ -190,11 +192,10 @@ def main(argv: Sequence[str]) -> int:
             progress.advance(size, counts["documents"])
         if not counts["tokens"]:
             raise DamagedInputError(f"{', '.join(arguments.input[:5])}: no text in it, so there is nothing to write")
-        for builder in builders.values():
-            builder.finalize()
+        replaced = {key: builder.finalize() for key, builder in builders.items()}
     seconds = time.monotonic() - start
-    for prefix in prefixes.values():
-        print(f"wrote {bin_path(prefix)} and {idx_path(prefix)}")
+    for key, prefix in prefixes.items():
+        print(wrote(prefix, replaced=replaced[key]))
     print(f"{counts['documents']} documents, {counts['tokens']} tokens ({np.dtype(dtype).name}), {seconds:.1f} s")
     return 0
 

@@ -130,7 +130,7 @@ def test_switches_of_saving_and_loading_are_independent(tmp_path: Path, saving: 
 def test_finished_run_started_again_ends_at_once(saved: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in saved.rglob("*")}
     out = finished(1, f"{QUICK} --load {saved} --save {saved} --save-interval 4")
-    assert "at iteration 8" in out
+    assert "nothing is left to train: iteration 8 is reached, 8 iterations (32 samples) were asked for" in out
     assert "saving checkpoint" not in out
     assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == before
 

@@ -278,8 +278,8 @@ class IndexedDatasetBuilder:
         with bin_path(prefix).open("rb") as file:
             shutil.copyfileobj(file, self._file, 1 << 22)
 
-    def finalize(self) -> None:
-        """Write the index and give both files their names."""
+    def finalize(self) -> bool:
+        """Write the index and give both files their names. Returns whether they took the place of others."""
         self._settle()
         with self._partial_idx.open("wb") as file:
             write_index(file, self._dtype, np.concatenate(self._lengths), np.concatenate(self._documents))
@@ -288,10 +288,12 @@ class IndexedDatasetBuilder:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        replaced = any(path.exists() for path in (bin_path(self._prefix), idx_path(self._prefix)))
         # The old index must not describe the new tokens, not even between two renames.
         idx_path(self._prefix).unlink(missing_ok=True)
         self._partial_bin.replace(bin_path(self._prefix))
         self._partial_idx.replace(idx_path(self._prefix))
+        return replaced
 
     def _write(self, tokens: ArrayLike) -> None:
         array = np.asarray(tokens)

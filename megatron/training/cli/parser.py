@@ -28,6 +28,8 @@ class Parsed:
 
     Attributes:
         config: the settings; a flag with a bad value keeps its default.
+        named: (group of ``RunConfig``, field) of every setting that was given, also at what it is by default; one that
+            ``--no-x`` took back was not.
         problems: everything wrong with the words of the command line.
         doubtful: spellings of flags whose value is not known because of those problems; rules about them would only
             repeat the complaint.
@@ -35,6 +37,7 @@ class Parsed:
     """
 
     config: RunConfig
+    named: frozenset[tuple[str, str]]
     problems: tuple[Problem, ...]
     doubtful: frozenset[str]
     notes: tuple[str, ...]
@@ -71,6 +74,7 @@ def parse(argv: Sequence[str]) -> Parsed:
     }
     return Parsed(
         config=RunConfig(**groups),
+        named=frozenset(reading.values.keys() - reading.taken_back),
         problems=tuple(reading.problems),
         doubtful=frozenset(reading.doubtful),
         notes=tuple(dict.fromkeys(reading.notes)),
@@ -123,6 +127,7 @@ class _Reading:
 
     flags: dict[str, tuple[str, Flag]]
     values: dict[tuple[str, str], Any] = field(default_factory=dict)
+    taken_back: set[tuple[str, str]] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
     doubtful: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -165,6 +170,7 @@ class _Reading:
             self.doubtful.update(flag.spellings)
         else:
             self.values[group, flag.name] = value
+            (self.taken_back.add if back else self.taken_back.discard)((group, flag.name))
 
     def _take_legacy(self, word: _Word, legacy: LegacyFlag) -> None:
         if legacy.kind == "alias" and legacy.value is None:

@@ -3,8 +3,10 @@ seen before anything starts."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 from megatron.core.config.errors import Problem
@@ -31,7 +33,7 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
     problems = []
     for flag, path in {**written, **read}.items():
         write = flag in written and (rank == 0 or flag not in _OF_FIRST_RANK)
-        reason = None if path is None else unusable(path, write=write)
+        reason = None if path is None else unusable(path, write=write, try_it=rank == 0)
         if reason is not None:
             needed = "a folder that can be written, or a new one" if flag in written else "a folder that can be read"
             change = f"{flag} to the name of another folder, or leave it out"
@@ -66,9 +68,13 @@ def package_problems(config: RunConfig) -> list[Problem]:
     ]
 
 
-def unusable(name: str, *, write: bool) -> str | None:
+def unusable(name: str, *, write: bool, try_it: bool = True) -> str | None:
     """Why a path is no folder to write into, or to read from, as "which is a file"; ``None`` where nothing speaks
-    against it. A folder that is not there yet is taken."""
+    against it. A folder that is not there yet is taken.
+
+    With ``try_it`` a file without a name is made and dropped where the folder is or would be: permissions do not tell
+    of every place that cannot be written.
+    """
     if not name:
         return "which is empty"
     path = Path(name)
@@ -80,7 +86,11 @@ def unusable(name: str, *, write: bool) -> str | None:
         return "which is a file" if existing == path else f"which lies below the file {existing}"
     if not os.access(existing, os.R_OK | os.X_OK | (os.W_OK if write else 0)):
         return f"where {existing} cannot be {'written' if write else 'read'}"
-    return None
+    try:
+        with tempfile.TemporaryFile(dir=existing) if write and try_it else contextlib.nullcontext():
+            return None
+    except OSError as error:
+        return f"where {existing} cannot be written ({error.strerror})"
 
 
 def _load_problems(load: str | None) -> list[Problem]:

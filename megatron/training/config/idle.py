@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 
 from megatron.core.config.fields import spelling_of
@@ -12,8 +12,7 @@ from megatron.training.config.run import RunConfig
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Idle:
     """Fields of one group that have no effect where ``missing`` holds for the settings in effect; ``needed`` says what
-    would give them one. What a field is by default is taken for not given. ``*`` at the end of a name stands for any
-    end."""
+    would give them one. ``*`` at the end of a name stands for any end."""
 
     needed: str
     missing: Callable[[RunConfig], bool]
@@ -161,28 +160,22 @@ IDLE = (
 )
 
 
-def idle_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
-    """One sentence for each thing that is missing, with the flags that were given for nothing."""
+def idle_notes(named: Collection[tuple[str, str]], resolved: RunConfig) -> list[str]:
+    """One sentence for each thing that is missing, with the flags that were given for nothing. ``named`` has (group,
+    field) of everything that was given."""
     notes: list[str] = []
     told: set[str] = set()
     for rule in IDLE:
         if not rule.missing(resolved):
             continue
-        group = getattr(given, rule.group)
-        flags = [spelling_of(type(group), name) for name in _changed(group, rule.names)]
-        flags = [flag for flag in flags if flag not in told]
+        group = getattr(resolved, rule.group)
+        mine = [f.name for f in fields(group) if (rule.group, f.name) in named and _matches(f.name, rule.names)]
+        flags = [flag for name in mine if (flag := spelling_of(type(group), name)) not in told]
         told |= set(flags)
         if flags:
             notes.append(f"{', '.join(flags)} {'have' if len(flags) > 1 else 'has'} no effect without {rule.needed}")
     return notes
 
 
-def _changed(group: object, names: tuple[str, ...]) -> list[str]:
-    """Those of the fields that are not what they are by default."""
-    default = type(group)()
-    wanted = [
-        field.name
-        for field in fields(group)  # type: ignore[arg-type]
-        if any(field.name == name or (name.endswith("*") and field.name.startswith(name[:-1])) for name in names)
-    ]
-    return [name for name in wanted if getattr(group, name) != getattr(default, name)]
+def _matches(field: str, names: tuple[str, ...]) -> bool:
+    return any(field == name or (name.endswith("*") and field.startswith(name[:-1])) for name in names)

@@ -37,7 +37,6 @@ from megatron.core.process_groups.topology import LogicalLayout, Topology, defau
 from megatron.core.tokenizers.byte import ByteTokenizer
 from megatron.core.tokenizers.tiktoken import DEFAULT_VOCAB_SIZE
 from megatron.training.config.data import DataConfig, TokenizerConfig, padded_vocabulary
-from megatron.training.config.idle import idle_notes
 from megatron.training.config.run import RunConfig
 from megatron.training.config.training import TrainingConfig
 
@@ -190,7 +189,7 @@ def resolution_notes(given: RunConfig, resolved: RunConfig) -> list[str]:
         notes.append("no data named: a run needs --data-path or --mock-data, a dry run does not")
     if given.training.full_validation and given.training.eval_micro_batch_size is not None:
         notes.append("--eval-micro-batch-size has no effect: --full-validation takes one sequence per forward pass")
-    return notes + idle_notes(given, resolved)
+    return notes
 
 
 def _known(value: int | None, name: str) -> int:

@@ -84,6 +84,8 @@ def _train(
     profiler = StepProfiler(run.config.profile, run.config.logging.run_dir, groups.world.rank, groups.device)
     if training.skip_train:
         _evaluate(run, valid, observers, position)
+    elif not remaining and groups.world.is_first:
+        print(_nothing_left(position.iteration, training), flush=True)
     for iteration in _iterations(training, position):
         with profiler.step(iteration):
             digest = fingerprints is not None and fingerprints.wants_digests(iteration)
@@ -113,6 +115,14 @@ def _train(
     for source in (reader, valid):
         if source is not None:
             source.close()
+
+
+def _nothing_left(iteration: int, training: TrainingConfig) -> str:
+    asked = f"{training.train_iters} iterations ({training.train_samples} samples)"
+    return (
+        f"nothing is left to train: iteration {iteration} is reached, {asked} were asked for; raise --train-iters "
+        "or --train-samples, whichever is given, to go on"
+    )
 
 
 def _iterations(training: TrainingConfig, position: Position) -> range:

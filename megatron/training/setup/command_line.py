@@ -22,6 +22,7 @@ from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.cli.parser import parse
 from megatron.training.config.data_sources import require_data_files
 from megatron.training.config.folder_rules import folder_problems, package_problems
+from megatron.training.config.idle import idle_notes
 from megatron.training.config.manifest import used_folder_problems
 from megatron.training.config.resolve import known_logical_layout, resolution_notes, resolve
 from megatron.training.config.resume_rules import (
@@ -88,7 +89,7 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     return StartUp(
         config=config,
         launch=launch,
-        notes=(*parsed.notes, *resolution_notes(parsed.config, config), *fresh),
+        notes=(*parsed.notes, *resolution_notes(parsed.config, config), *idle_notes(parsed.named, config), *fresh),
         to_export=values_to_set(environment, config.numerics),
     )
 

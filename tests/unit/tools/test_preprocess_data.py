@@ -105,6 +105,18 @@ def test_damaged_input_is_named_with_its_line(tmp_path: Path, capsys, name, cont
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+def test_files_of_that_name_are_replaced_at_the_end_and_it_is_said(tmp_path: Path, capsys):
+    """As Megatron's tool does it, but a run that ends early leaves them as they were."""
+    assert _run(tmp_path, "--input", _lines(tmp_path / "a.jsonl", [{"text": "ab"}]), *BYTES) == 0
+    assert "in place of" not in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in tmp_path.glob("out*")}
+    assert _run(tmp_path, "--input", _lines(tmp_path / "b.jsonl", [{"text": "cde"}, {}]), *BYTES) == 3
+    assert {path: path.read_bytes() for path in tmp_path.glob("out*")} == before
+    assert _run(tmp_path, "--input", _lines(tmp_path / "c.jsonl", [{"text": "cde"}]), *BYTES) == 0
+    assert "out_text_document.idx in place of those that were there" in capsys.readouterr().out
+    assert _documents(tmp_path / "out_text_document") == [[*b"cde"]]
+
+
 def test_damage_found_by_a_worker_process_ends_the_tool(tmp_path: Path, capsys):
     source = _lines(tmp_path / "a.jsonl", [{"text": "a"}] * 900 + [{"body": "a"}] + [{"text": "a"}] * 900)
     assert _run(tmp_path, "--input", source, "--workers", "2", *BYTES) == 3

@@ -42,6 +42,15 @@ def test_a_folder_that_cannot_be_written(flag: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("flag", WRITTEN)
+def test_a_folder_that_only_trying_shows(flag: str, tmp_path: Path) -> None:
+    """The superuser may write everywhere by permission, and yet not here. Trying leaves nothing behind."""
+    (problem,) = folder_problems(given(flag, "/proc/x/y"))
+    assert problem.given.startswith(f"{flag} /proc/x/y, where /proc cannot be written")
+    assert folder_problems(given(flag, str(tmp_path / "new"))) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", WRITTEN)
 def test_it_is_said_before_torch_is_loaded(flag: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")

@@ -11,6 +11,7 @@ from megatron.core.config.errors import ConfigError
 from megatron.core.config.optimizer import SchedulerConfig
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.process_groups.topology import LogicalLayout
+from megatron.training.cli.parser import parse
 from megatron.training.config.idle import IDLE, idle_notes
 from megatron.training.config.resolve import (
     logical_layout,
@@ -23,7 +24,7 @@ from megatron.training.config.resolve import (
     vocabulary_without_files,
 )
 from megatron.training.config.run import RunConfig, config_classes
-from tests.support.settings import effective, given
+from tests.support.settings import SMALL, effective, given
 
 # Settings that may stay None, as the docstring of resolve lists them.
 MAY_BE_NONE = {
@@ -247,21 +248,37 @@ def test_layout_of_an_unresolved_configuration_is_a_mistake():
         logical_layout(given())
 
 
+def idle(*words: str) -> list[str]:
+    return idle_notes(parse([*SMALL, *words]).named, effective(*words))
+
+
 def test_flags_that_wait_for_another_one_are_announced():
     words = ["--save-interval", "3", "--fingerprint-level", "metrics", "--tensorboard-log-interval", "5"]
-    assert resolution_notes(given(*words), effective(*words)) == [
+    assert idle(*words) == [
         "--save-interval has no effect without --save",
         "--fingerprint-level has no effect without --fingerprint-dir",
         "--tensorboard-log-interval has no effect without --tensorboard-dir",
     ]
     words += ["--save", "a", "--fingerprint-dir", "b", "--tensorboard-dir", "c"]
-    assert resolution_notes(given(*words), effective(*words)) == []
+    assert idle(*words) == []
+
+
+def test_what_was_given_counts_also_where_it_is_the_default():
+    assert idle("--fingerprint-interval", "1", "--adam-beta1=0.9", "--position-embedding-type", "learned_absolute") == [
+        "--fingerprint-interval has no effect without --fingerprint-dir"
+    ]
+    assert idle("--exit-signal", "SIGTERM") == ["--exit-signal has no effect without --exit-signal-handler"]
+    assert idle("--qk-layernorm", "--hybrid-layer-pattern", "M-") == [
+        "--qk-layernorm has no effect without an attention layer (*) in --hybrid-layer-pattern",
+        "--num-experts has no effect without a mixture of experts (E) in --hybrid-layer-pattern",
+    ]
+    assert idle("--qk-layernorm", "--no-qk-layernorm", "--hybrid-layer-pattern", "M-E") == []
 
 
 def test_settings_without_what_they_belong_to_are_announced_together():
     words = ["--hybrid-layer-pattern", "M-M-", "--num-experts", "4", "--moe-router-topk", "1", "--sgd-momentum", "0.5"]
     words += ["--manual-gc-interval", "7", "--exit-signal", "SIGUSR1", "--num-query-groups", "2", "--rotary-base", "9"]
-    assert resolution_notes(given(*words), effective(*words)) == [
+    assert idle(*words) == [
         "--manual-gc-interval has no effect without --manual-gc",
         "--exit-signal has no effect without --exit-signal-handler",
         "--sgd-momentum has no effect without --optimizer sgd",
@@ -277,4 +294,4 @@ def test_every_idle_rule_names_fields_of_its_group_and_is_silent_by_default():
         assert isinstance(rule.missing(everything), bool)
         own = {field.name for field in fields(getattr(everything, rule.group))}
         assert all(name in own or any(o.startswith(name[:-1]) for o in own) for name in rule.names), rule.needed
-    assert idle_notes(everything, everything) == []
+    assert idle_notes((), everything) == []
