@@ -66,7 +66,7 @@ class Sampler:
             Problem(
                 f"{self.total_samples} {what} samples",
                 f"{needed_samples} after the {consumed_samples} consumed already",
-                "more data, or fewer iterations",
+                "more data, or fewer iterations: --train-iters, --train-samples; --eval-iters",
             )
         ]
 

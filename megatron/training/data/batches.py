@@ -53,13 +53,13 @@ class BatchReader:
         self._digest = torch.zeros(2, dtype=torch.int64)
         self._current: dict[tuple[int, int, int], Batch] = {}
 
-    def require(self, consumed: int, samples: int) -> None:
-        """Refuse a data set that ends before ``samples`` more samples.
+    def require(self, consumed: int, samples: int, what: str) -> None:
+        """Refuse a data set, ``what`` in words, that ends before ``samples`` more samples.
 
         Raises:
             ConfigError: it does.
         """
-        self._sampler.require(consumed, samples, "training")
+        self._sampler.require(consumed, samples, what)
 
     def read(self, consumed: int, shard: int, index: int) -> Batch:
         """Micro-batch ``index`` of logical shard ``shard`` in the step that starts at ``consumed`` samples; the same

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron.training.config.training import TrainingConfig
 from megatron.training.data.batches import SampleSource
 
 
@@ -18,6 +19,13 @@ class EvalShape:
     batch_size: int
     stride: int
     micro_batch_size: int
+
+
+def evaluates_after(training: TrainingConfig, iteration: int) -> bool:
+    """Whether an evaluation follows an iteration of a run that has evaluations."""
+    if iteration < (training.start_eval_at_iter or 0):
+        return False
+    return iteration == training.train_iters or iteration % training.eval_interval == 0
 
 
 def plan_full_validation(samples: int, *, shards: int, at_most: int) -> EvalShape:

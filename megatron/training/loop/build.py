@@ -84,6 +84,11 @@ class Run:
             return self._reader(padded, shape.micro_batch_size, in_order=True)
         return self._reader(dataset, shape.micro_batch_size)
 
+    def test_reader(self) -> BatchReader | None:
+        """The same of the test data, which are read in --eval-iters batches in any case."""
+        dataset = self.splits.test
+        return None if dataset is None else self._reader(dataset, self.step.shape.evaluation.micro_batch_size)
+
     def _reader(self, dataset: SampleSource, micro_batch_size: int, *, in_order: bool = False) -> BatchReader:
         data = self.config.data
         sampler = Sampler(

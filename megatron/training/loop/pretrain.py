@@ -14,6 +14,7 @@ from megatron.training.config.resolve import pattern_of
 from megatron.training.config.run import RunConfig
 from megatron.training.config.training import TrainingConfig
 from megatron.training.data.batches import BatchReader
+from megatron.training.data.evaluation import evaluates_after
 from megatron.training.loop.build import Run, build_run
 from megatron.training.loop.exit import ExitRule
 from megatron.training.loop.fingerprints import Fingerprints, run_manifest
@@ -76,8 +77,8 @@ def _train(
     training, position = run.config.training, checkpoints.position
     reader = run.reader(run.splits.train)
     remaining, consumed = max(0, training.train_iters - position.iteration), position.consumed_train_samples
-    reader.require(consumed, run.step.shape.batch_sizes.after(consumed, remaining) - consumed)
-    valid = run.valid_reader() if training.eval_interval else None
+    reader.require(consumed, run.step.shape.batch_sizes.after(consumed, remaining) - consumed, "training")
+    valid, test = _evaluation_readers(run, position)
     checkpoints.restore_generators()
     garbage = GarbageControl(training)
     groups = run.groups
@@ -86,6 +87,7 @@ def _train(
         _evaluate(run, valid, observers, position)
     elif not remaining and groups.world.is_first:
         print(_nothing_left(position.iteration, training), flush=True)
+    reason = None
     for iteration in _iterations(training, position):
         with profiler.step(iteration):
             digest = fingerprints is not None and fingerprints.wants_digests(iteration)
@@ -95,10 +97,8 @@ def _train(
         for observer in observers:
             observer.on_step(step)
         position = replace(position, iteration=iteration, consumed_train_samples=step.consumed_samples)
-        last = iteration == training.train_iters
         garbage.after_step(iteration)
-        started = iteration >= (training.start_eval_at_iter or 0)
-        if valid is not None and started and (last or iteration % training.eval_interval == 0):
+        if valid is not None and evaluates_after(training, iteration):
             with garbage.around_evaluation():
                 position = _evaluate(run, valid, observers, position)
         reason = exits.reason_after(iteration, groups)
@@ -109,10 +109,13 @@ def _train(
             break
     profiler.close()
     run.step.settle()
-    garbage.release()
     if not training.skip_train:
         checkpoints.after_step(position, leaving=True)
-    for source in (reader, valid):
+    if test is not None and reason is None:
+        with garbage.around_evaluation():
+            _evaluate_test(run, test, observers, position)
+    garbage.release()
+    for source in (reader, valid, test):
         if source is not None:
             source.close()
 
@@ -130,6 +133,26 @@ def _iterations(training: TrainingConfig, position: Position) -> range:
     return range(0) if training.skip_train else range(position.iteration + 1, training.train_iters + 1)
 
 
+def _evaluation_readers(run: Run, position: Position) -> tuple[BatchReader | None, BatchReader | None]:
+    """Readers of the validation and of the test data, where anything is left to evaluate.
+
+    Raises:
+        ConfigError: the data end before that.
+    """
+    training, shape = run.config.training, run.step.shape.evaluation
+    iterations = _iterations(training, position)
+    if not training.eval_interval or not (iterations or training.skip_train):
+        return None, None
+    valid, test = run.valid_reader(), run.test_reader() if training.eval_iters else None
+    if valid is not None and not training.full_validation:
+        evaluations = sum(evaluates_after(training, i) for i in iterations) + training.skip_train
+        needed = evaluations * shape.batches * shape.batch_size
+        valid.require(position.consumed_valid_samples, needed, "validation")
+    if test is not None:
+        test.require(0, training.eval_iters * shape.batch_size, "test")
+    return valid, test
+
+
 def _evaluate(run: Run, valid: BatchReader, observers: Sequence[Observer], position: Position) -> Position:
     """Evaluate once and tell the observers; returns the position with the validation samples consumed so far."""
     shape, everything = run.step.shape.evaluation, run.config.training.full_validation
@@ -138,10 +161,17 @@ def _evaluate(run: Run, valid: BatchReader, observers: Sequence[Observer], posit
     first = 0 if everything else position.consumed_valid_samples
     losses = run.step.evaluate(valid, shape.batches, position.iteration, first)
     for observer in observers:
-        observer.on_validation(position.iteration, position.consumed_train_samples, losses)
+        observer.on_evaluation("valid", position.iteration, position.consumed_train_samples, losses)
     if everything:
         return position
     return replace(position, consumed_valid_samples=first + shape.batches * shape.batch_size)
+
+
+def _evaluate_test(run: Run, test: BatchReader, observers: Sequence[Observer], position: Position) -> None:
+    """The evaluation at the end of training."""
+    losses = run.step.evaluate(test, run.config.training.eval_iters, position.iteration, 0)
+    for observer in observers:
+        observer.on_evaluation("test", position.iteration, position.consumed_train_samples, losses)
 
 
 def _observers(run: Run, manifest: dict[str, dict], position: Position) -> list[Observer]:

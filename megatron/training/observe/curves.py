@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from megatron.training.observe.step_record import StepMetrics
+from megatron.training.observe.step_record import EvalSplit, StepMetrics
 
 
 def read_metrics(file: Path) -> tuple[list[dict], list[dict]]:
@@ -54,8 +54,8 @@ class CurvesPicture:
     def on_step(self, step: StepMetrics) -> None:
         """As ``Observer.on_step``."""
 
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
-        """As ``Observer.on_validation``."""
+    def on_evaluation(self, split: EvalSplit, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
+        """As ``Observer.on_evaluation``."""
 
     def close(self) -> None:
         """Draw, if there was a step."""

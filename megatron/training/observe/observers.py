@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 
 from megatron.training.config.training import LoggingConfig
 from megatron.training.observe.log_line import LogLineFormat, training_line, validation_block
-from megatron.training.observe.step_record import StepMetrics
+from megatron.training.observe.step_record import EvalSplit, StepMetrics
 
 
 class Observer(Protocol):
@@ -21,7 +21,7 @@ class Observer(Protocol):
         """After each optimizer step."""
         ...
 
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
+    def on_evaluation(self, split: EvalSplit, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
         """After each evaluation."""
         ...
 
@@ -44,16 +44,17 @@ class LogLines:
             print(training_line(self._window, self._shape), file=self._out, flush=True)
             self._window.clear()
 
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
-        """As ``Observer.on_validation``."""
-        print(validation_block(f"iteration {iteration}", losses), file=self._out, flush=True)
+    def on_evaluation(self, split: EvalSplit, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
+        """As ``Observer.on_evaluation``."""
+        place = f"iteration {iteration}{' on test set' if split == 'test' else ''}"
+        print(validation_block(place, losses), file=self._out, flush=True)
 
     def close(self) -> None:
         """As ``Observer.close``."""
 
 
 class MetricsFile:
-    """Writes one JSON object a step (and a validation) to ``metrics.jsonl``.
+    """Writes one JSON object a step (and an evaluation) to ``metrics.jsonl``.
 
     A run that starts after ``start_iteration`` keeps the records up to there and takes the place of later ones, which
     another launch left.
@@ -73,9 +74,9 @@ class MetricsFile:
         """As ``Observer.on_step``."""
         self._write({"kind": "train", **step.to_json()})
 
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
-        """As ``Observer.on_validation``."""
-        self._write({"kind": "valid", "iteration": iteration, "consumed_samples": consumed_samples, "losses": losses})
+    def on_evaluation(self, split: EvalSplit, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
+        """As ``Observer.on_evaluation``."""
+        self._write({"kind": split, "iteration": iteration, "consumed_samples": consumed_samples, "losses": losses})
 
     def _write(self, record: dict) -> None:
         self._file.write(json.dumps(record) + "\n")

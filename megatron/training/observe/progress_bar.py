@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from megatron.training.observe.step_record import StepMetrics
+from megatron.training.observe.step_record import EvalSplit, StepMetrics
 
 
 class ProgressBar:
@@ -27,8 +27,8 @@ class ProgressBar:
         """As ``Observer.on_step``."""
         self._progress.update(self._task, completed=step.iteration, loss=step.losses["lm loss"])
 
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
-        """As ``Observer.on_validation``."""
+    def on_evaluation(self, split: EvalSplit, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
+        """As ``Observer.on_evaluation``."""
 
     def close(self) -> None:
         """As ``Observer.close``."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+EvalSplit = Literal["valid", "test"]
+"""The data of an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

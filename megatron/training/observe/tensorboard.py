@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from megatron.training.observe.step_record import StepMetrics
+from megatron.training.observe.step_record import EvalSplit, StepMetrics
 
 
 class TensorBoard:
@@ -35,11 +35,12 @@ class TensorBoard:
             self._writer.add_scalar(f"{name} vs samples", value, step.consumed_samples)
         self._writer.add_scalar("iteration-time", step.elapsed_s, step.iteration)
 
-    def on_validation(self, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
-        """As ``Observer.on_validation``."""
+    def on_evaluation(self, split: EvalSplit, iteration: int, consumed_samples: int, losses: dict[str, float]) -> None:
+        """As ``Observer.on_evaluation``."""
+        what = "validation" if split == "valid" else split
         for name, value in losses.items():
-            self._writer.add_scalar(f"{name} validation", value, iteration)
-            self._writer.add_scalar(f"{name} validation vs samples", value, consumed_samples)
+            self._writer.add_scalar(f"{name} {what}", value, iteration)
+            self._writer.add_scalar(f"{name} {what} vs samples", value, consumed_samples)
 
     def close(self) -> None:
         """As ``Observer.close``."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from megatron.training.config.training import TrainingConfig
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.garbage import GarbageControl
 from megatron.training.loop.pretrain import run_training
+from megatron.training.observe.log_line import LogLineFormat
+from megatron.training.observe.observers import LogLines
 from tests.support.data import write_self_data
 from tests.support.training import TINY, build_here
 
@@ -23,7 +27,7 @@ FLAGS = "--hybrid-layer-pattern M- --global-batch-size 2 --eval-iters 1"
 
 
 def evaluated(flags: str) -> list[int]:
-    """Iterations that a run evaluates after."""
+    """Iterations that a run evaluates after; with the test data once more after the last."""
     run, found = build_here(f"{FLAGS} {flags}"), []
     evaluate = run.step.evaluate
 
@@ -37,18 +41,73 @@ def evaluated(flags: str) -> list[int]:
 
 
 def test_evaluations_by_interval_and_at_the_end() -> None:
-    assert evaluated("--eval-interval 3") == [3, 6, 8]
-    assert evaluated("--eval-interval 3 --start-eval-at-iter 4") == [6, 8]
-    assert evaluated("--eval-interval 2 --start-eval-at-iter 4 --manual-gc --manual-gc-interval 1") == [4, 6, 8]
+    assert evaluated("--eval-interval 3") == [3, 6, 8, 8]
+    assert evaluated("--eval-interval 3 --start-eval-at-iter 4") == [6, 8, 8]
+    assert evaluated("--eval-interval 2 --start-eval-at-iter 4 --manual-gc --manual-gc-interval 1") == [4, 6, 8, 8]
     assert gc.isenabled()
 
 
 def test_evaluation_alone() -> None:
-    assert evaluated("--eval-interval 3 --skip-train") == [0]
+    assert evaluated("--eval-interval 3 --skip-train") == [0, 0]
     with pytest.raises(ConfigError, match="--skip-train without --eval-interval"):
         build_here(f"{FLAGS} --skip-train")
     with pytest.raises(ConfigError, match="something to do"):
         build_here(f"{FLAGS} --skip-train --eval-interval 3 --eval-iters 0")
+
+
+def test_test_data_are_evaluated_once_training_is_over(tmp_path: Path) -> None:
+    flags = f"--eval-interval 8 --save {tmp_path}/saved --save-interval 5 --run-dir {tmp_path}/run"
+    assert evaluated(f"{flags} --exit-interval 4") == []
+    assert evaluated(f"{flags} --load {tmp_path}/saved") == [8, 8]
+    assert evaluated(f"{flags} --load {tmp_path}/saved") == []
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["iteration"] for record in records if record["kind"] == "test"] == [8]
+
+
+def test_the_last_checkpoint_is_written_before_the_test_data_are_read(tmp_path: Path) -> None:
+    run, there = build_here(f"{FLAGS} --eval-interval 8 --save {tmp_path} --save-interval 5"), []
+    evaluate = run.step.evaluate
+
+    def noted(*args: Any) -> dict[str, float]:
+        there.append((tmp_path / "iter_0000008").is_dir())
+        return evaluate(*args)
+
+    run.step.evaluate = noted
+    run_training(run, time.monotonic())
+    assert there == [False, True]
+
+
+def test_lines_say_which_data_were_evaluated() -> None:
+    out = io.StringIO()
+    lines = LogLines(LogLineFormat(train_iters=8, world_size=1), 1, out)
+    lines.on_evaluation("valid", 7, 70, {"lm loss": 2.0})
+    lines.on_evaluation("test", 8, 80, {"lm loss": 21.0})
+    assert (
+        " validation loss at iteration 7 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 |" in out.getvalue()
+    )
+    assert " validation loss at iteration 8 on test set | lm loss value: 2.100000E+01 |" in out.getvalue()
+
+
+def test_data_that_end_before_the_last_evaluation_are_refused(tmp_path: Path) -> None:
+    """A blend without weights is as large as its members: it does not grow with what is asked of it."""
+    prefixes = [write_self_data(tmp_path, [65] * 12, vocab_size=4096, name=name).prefix for name in "ab"]
+    base = TINY.replace("--mock-data", f"--data-path {' '.join(prefixes)}")
+    flags = f"{FLAGS} --train-iters 3 --vocab-size 4096 --eval-interval 1"
+    for words, short in (("--split 8,4,0", "validation"), ("--split 6,5,1 --eval-interval 3", "test")):
+        run = build_here(f"{flags} --eval-iters 2 {words}", base)
+        with pytest.raises(ConfigError, match=rf"given \d+ {short} samples; needed: \d+ after the 0 consumed already"):
+            run_training(run, time.monotonic())
+    run_training(build_here(f"{flags} --eval-iters 1 --split 8,4,0", base), time.monotonic())
+
+
+def test_data_that_an_earlier_launch_has_read_are_refused(tmp_path: Path) -> None:
+    """The second launch asks for one evaluation's samples; the first one's are consumed."""
+    base = TINY.replace("--mock-data", f"--data-path {write_self_data(tmp_path, [65] * 40, vocab_size=4096).prefix}")
+    flags = f"{FLAGS} --vocab-size 4096 --eval-iters 4 --split 1,1,0 --save {tmp_path}/saved --save-interval 4"
+    run_training(build_here(f"{flags} --eval-interval 1 --exit-interval 4", base), time.monotonic())
+    run = build_here(f"{flags} --eval-interval 8 --load {tmp_path}/saved", base)
+    with pytest.raises(ConfigError, match=r"validation samples; needed: 8 after the 32 consumed already"):
+        run_training(run, time.monotonic())
 
 
 def test_batches_of_their_own_size() -> None:
