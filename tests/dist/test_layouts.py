@@ -103,6 +103,8 @@ CELLS = (
     Cell("DP2-overlap", 2, f"{DISTRIBUTED} {OVERLAP}", bits=True, ldp=2, recipe=LDP2, microbatches=TWO),
     Cell("PP2xVPP2-no-overlap", 2, f"{PP2} --no-overlap-p2p-communication", "M|E*|EM|-", bits=True, microbatches=TWO),
     Cell("DP2-SGD", 2, DISTRIBUTED, "ME*", bits=True, ldp=2, recipe=f"{LDP2} {SGD}", microbatches=TWO),
+    Cell("PP3-stage-without-parameters", 3, PP2.replace("2", "3"), "M||-", bits=True, microbatches=TWO),
+    Cell("PP2-MTP-and-no-layers", 2, PP2, "|/M-", bits=True, microbatches=TWO),
     Cell("PP4-no-MoE-no-layer-stages", 4, PP2.replace("2", "4"), "|M*|E-|/E", bits=True, microbatches=TWO),
 )
 

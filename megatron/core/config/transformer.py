@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +53,12 @@ class TransformerConfig(AttentionFields, MambaFields, MoEFields, MTPFields, Prec
     """Divide the gradient by the unmasked tokens of the global batch instead of each micro-batch by its own."""
     hidden_dropout: float = trajectory(0.1)
     """Dropout probability on embeddings and on each layer's output before the residual addition."""
+
+    @property
+    def output_init_std(self) -> float:
+        """Standard deviation of the initial weights of projections back into the residual stream. A main part without
+        layers, in front of depths of multi-token prediction, counts as one."""
+        return self.init_method_std / math.sqrt(self.num_layers or 1)
 
     @property
     def prediction_depths(self) -> int:

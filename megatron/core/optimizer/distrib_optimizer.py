@@ -79,7 +79,13 @@ class Optimizer:
         self.written: Written = None
         self._gather = gather or self._gather_weights
         self._update, self._norm_blocks = update_rule(config, ops), ops["norm_blocks"]
-        self.held_digests = StateDigests(self.states, ops["digest_pieces"], lambda spec: counts_here(spec, self.groups))
+        self.held_digests = StateDigests(
+            self.states,
+            ops["digest_pieces"],
+            lambda spec: counts_here(spec, self.groups),
+            kinds=self._digested[1:],
+            device=groups.device,
+        )
         self._counted_runs = tuple(
             (state, [r for span in state.buffer.owned for r in plan_runs(span, self._counts) if r.fact])
             for state in self.states

@@ -85,14 +85,21 @@ class _Source:
 
 
 class StateDigests:
-    """Reads everything this rank holds; ``counts`` says of which parameters its owned pieces count, so that every
-    logical element counts once over the world."""
+    """Reads everything this rank holds, which may be nothing; ``counts`` says of which parameters its owned pieces
+    count, so that every logical element counts once over the world. ``kinds`` are those of the state's tensors."""
 
     def __init__(
-        self, states: Sequence[ShardedState], op: Callable[..., torch.Tensor], counts: Callable[[ParamSpec], bool]
+        self,
+        states: Sequence[ShardedState],
+        op: Callable[..., torch.Tensor],
+        counts: Callable[[ParamSpec], bool],
+        *,
+        kinds: Sequence[str],
+        device: torch.device,
     ) -> None:
         self._op, self._counts = op, counts
-        self._kinds = len(states[0].tensors()) if states else 0
+        self._kinds = len(kinds)
+        self._zero = {kind: torch.zeros(2, dtype=torch.int64, device=device) for kind in (WEIGHTS, *kinds)}
         self._weights: list[_Source] = []
         self._state: list[_Source] = []
         self._gradients: list[_Source] = []
@@ -133,14 +140,12 @@ class StateDigests:
 
         Of what was ``written`` by this rank nothing is read again, only weights that other ranks have written.
         """
-        counted: Digests = {}
-        held: Digests = {}
+        counted, held = dict(self._zero), dict(self._zero)
         digests = (*self._of_weights(written), *self._of_state(written))
         for source, of_source in zip((*self._weights, *self._state), digests, strict=True):
             for kind, of_pieces in zip(source.tensors, of_source, strict=True):
-                zero = torch.zeros(2, dtype=torch.int64, device=of_pieces.device)
-                counted[kind] = counted.get(kind, zero) + (of_pieces * source.counted).sum(0)
-                held[kind] = held.get(kind, zero) + of_pieces.sum(0)
+                counted[kind] = counted[kind] + (of_pieces * source.counted).sum(0)
+                held[kind] = held[kind] + of_pieces.sum(0)
         return counted, held
 
     def _of_weights(self, written: Written) -> list[torch.Tensor]:
@@ -161,26 +166,24 @@ class StateDigests:
 
     def weights(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """Working weights by parameter, and their digests ``[n, 2]``."""
-        return self.weights_held, _joined(self._weights, self._of_weights(written))
+        return self.weights_held, self._joined(self._weights, self._of_weights(written))
 
     def state(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """Masters and moments by kind and parameter, and their digests ``[n, 2]``."""
-        return self.state_held, _joined(self._state, self._of_state(written))
+        return self.state_held, self._joined(self._state, self._of_state(written))
 
     def gradients(self, written: Written = None) -> tuple[list[Held], torch.Tensor]:
         """This rank's owned parts of the final gradient by parameter, and their digests ``[n, 2]``."""
-        return self.gradients_held, _joined(self._gradients, self._of_gradients(written))
+        return self.gradients_held, self._joined(self._gradients, self._of_gradients(written))
+
+    def _joined(self, sources: Sequence[_Source], digests: Sequence[torch.Tensor]) -> torch.Tensor:
+        pairs = zip(sources, digests, strict=True)
+        nothing = self._zero[WEIGHTS].new_zeros(0, 2)
+        return torch.cat([nothing, *(source.by_parameter(of) for source, of in pairs if source.by_name)])
 
 
 def _held(sources: Sequence[_Source]) -> list[Held]:
     return [held for source in sources if source.by_name for held in source.held()]
-
-
-def _joined(sources: Sequence[_Source], digests: Sequence[torch.Tensor]) -> torch.Tensor:
-    nothing = torch.zeros(0, 2, dtype=torch.int64, device=sources[0].counted.device)
-    return torch.cat(
-        [nothing, *(source.by_parameter(of) for source, of in zip(sources, digests, strict=True) if source.by_name)]
-    )
 
 
 def piece_digest(piece: Piece, values: torch.Tensor) -> torch.Tensor:

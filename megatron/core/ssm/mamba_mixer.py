@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from megatron.core.config.mamba import CHUNK_SIZE, GATED_NORM_EPSILON
@@ -64,7 +62,7 @@ class MambaMixer(torch.nn.Module):
             sizes.inner,
             config.hidden_size,
             context,
-            init_std=config.init_method_std / math.sqrt(config.num_layers),
+            init_std=config.output_init_std,
         )
         self._conv, self._scan = context.ops["causal_conv1d"], context.ops["ssd_scan"]
 

@@ -15,7 +15,6 @@ from megatron.core.tensor_parallel.norm import NormColumnParallelLinear
 from megatron.core.tensor_parallel.recompute import compute_again
 from megatron.core.tensor_parallel.row import RowParallelLinear
 from megatron.core.transformer.dropout import noise_key
-from megatron.core.transformer.mlp import output_init_std
 from megatron.core.transformer.norm import Norm
 from megatron.core.transformer.rotary import rotary_angles
 
@@ -54,7 +53,7 @@ class SelfAttention(torch.nn.Module):
             bias=bias,
         )
         self.linear_proj = RowParallelLinear(
-            f"{name}.linear_proj", width, config.hidden_size, context, init_std=output_init_std(config), bias=bias
+            f"{name}.linear_proj", width, config.hidden_size, context, init_std=config.output_init_std, bias=bias
         )
         self.q_layernorm = self.k_layernorm = None
         if config.qk_layernorm:

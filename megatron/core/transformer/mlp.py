@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
@@ -12,11 +10,6 @@ from megatron.core.tensor_parallel.column import ColumnParallelLinear
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.norm import NormColumnParallelLinear
 from megatron.core.tensor_parallel.row import RowParallelLinear
-
-
-def output_init_std(config: TransformerConfig) -> float:
-    """Standard deviation of projections back into the residual stream of a hybrid model."""
-    return config.init_method_std / math.sqrt(config.num_layers)
 
 
 def first_projection(config: TransformerConfig, ffn_size: int) -> tuple[int, tuple[int, ...]]:
@@ -54,7 +47,7 @@ class MLP(torch.nn.Module):
                 f"{name}.linear_fc1", hidden, rows, context, init_std=config.init_method_std, bias=bias, parts=parts
             )
         self.linear_fc2 = RowParallelLinear(
-            f"{name}.linear_fc2", ffn_size, hidden, context, init_std=output_init_std(config), bias=bias
+            f"{name}.linear_fc2", ffn_size, hidden, context, init_std=config.output_init_std, bias=bias
         )
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:

@@ -17,10 +17,10 @@ PIPELINE_STRIDE = 100
 
 
 def seed_generators(seed: int, at: Coordinates) -> None:
-    """Seed Python, NumPy and torch (CPU and CUDA) with ``seed + 100 * pipeline rank``."""
+    """Seed Python, NumPy and torch (CPU and CUDA) with ``seed + 100 * pipeline rank``, NumPy with its last 32 bits."""
     base = seed + PIPELINE_STRIDE * at.pp
     random.seed(base)
-    np.random.seed(base)
+    np.random.seed(base % 2**32)
     torch.manual_seed(base)
 
 

@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import add_weight_grad
 from megatron.core.tensor_parallel.parameter import create_parameter
 from megatron.core.tensor_parallel.recompute import keeping
-from megatron.core.transformer.mlp import first_projection, output_init_std
+from megatron.core.transformer.mlp import first_projection
 
 
 def local_expert_ids(num_experts: int, context: ModelContext) -> range:
@@ -149,7 +149,7 @@ class GroupedMLP(torch.nn.Module):
             2,
             config,
             context,
-            init_std=output_init_std(config),
+            init_std=config.output_init_std,
         )
         self._kind, self._activation = config.activation, context.ops["activation"]
         self._recomputes_activation = config.recomputes("moe_act")

@@ -11,7 +11,6 @@ from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import linear
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
 from megatron.core.tensor_parallel.recompute import run_again
-from megatron.core.transformer.mlp import output_init_std
 from megatron.core.transformer.moe.dispatcher import TokenDispatcher
 from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.router import TopKRouter
@@ -56,7 +55,7 @@ class MoELayer(torch.nn.Module):
         if latent is not None:
             std = config.init_method_std
             self.fc1_latent_proj = LatentProjection(f"{name}.fc1_latent_proj", (latent, hidden), std, context)
-            std = output_init_std(config)
+            std = config.output_init_std
             self.fc2_latent_proj = LatentProjection(f"{name}.fc2_latent_proj", (hidden, latent), std, context)
         self.experts = GroupedMLP(f"{name}.experts", config, context)
         self.shared_experts = (
@@ -65,7 +64,7 @@ class MoELayer(torch.nn.Module):
             else None
         )
         self._recomputes_shared = config.recomputes("shared_experts")
-        self._dispatcher = TokenDispatcher(config.moe_token_dispatcher_type == "allgather", context)
+        self._dispatcher = TokenDispatcher(config, context)
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The layer's contribution to the residual stream."""

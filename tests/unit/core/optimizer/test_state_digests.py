@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from megatron.core.contracts.flat_buffer import Piece, Span
 from megatron.core.contracts.param_spec import Initial, ParamSpec, replicated_shard
-from megatron.core.optimizer.state_digests import split_by_owner
+from megatron.core.optimizer.state_digests import WEIGHTS, StateDigests, split_by_owner
 
 SPEC = ParamSpec(
     name="w",
@@ -42,3 +43,13 @@ def test_pieces_are_cut_at_the_borders_of_owned_spans(owned: list[Span], expecte
 def test_a_part_begins_where_its_shard_says():
     parts = [p for p, _ in split_by_owner([piece(1024, 3000, 2048)], [span(3072, 4096)])]
     assert [(p.start, p.offset, p.length) for p in parts] == [(1024, 2048, 1024), (2048, 3072, 1024), (3072, 4096, 952)]
+
+
+def test_a_rank_without_parameters_has_digests_of_nothing():
+    """A pipeline stage in the middle may have no layers."""
+    digests = StateDigests((), lambda *_: None, lambda _: True, kinds=("main_params",), device=torch.device("cpu"))
+    for whole in digests.totals():
+        assert {kind: total.tolist() for kind, total in whole.items()} == {WEIGHTS: [0, 0], "main_params": [0, 0]}
+    for held, values in (digests.weights(), digests.state(), digests.gradients()):
+        assert held == []
+        assert values.shape == (0, 2)
