@@ -135,6 +135,21 @@ def test_finished_run_started_again_ends_at_once(saved: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == before
 
 
+def test_checkpoints_of_a_run_that_is_not_gone_on_with_are_left_alone(saved: Path, tmp_path: Path) -> None:
+    """What only shows later than the settings: here that the weights come from a checkpoint."""
+    before = {p: p.stat().st_mtime_ns for p in saved.rglob("*")}
+    words = f"{QUICK} --load {saved} --finetune --save-interval 4 --exit-interval 1 --run-dir {tmp_path}/run"
+    (ended,) = run_legs(1, f"{words} --save {saved}")
+    assert ended.code == 2
+    assert "given branches at iteration 8 (--finetune); needed: none, as in the run that saved" in ended.error
+    assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == before
+    assert not (tmp_path / "run").exists()
+    for _ in range(2):
+        out = finished(1, f"{words} --save {tmp_path}/c")
+    assert "it takes the place of the checkpoint of iteration 1 that is there" in out
+    assert (tmp_path / "run" / "earlier_1" / "metrics.jsonl").exists()
+
+
 def test_overridden_iteration_takes_its_place_in_the_data(saved: Path, tmp_path: Path) -> None:
     words = f"{QUICK} --load {saved} --ckpt-step 4 --override-ckpt-iteration 6 --fingerprint-dir {tmp_path}"
     finished(1, words)

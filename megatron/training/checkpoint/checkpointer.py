@@ -14,7 +14,7 @@ from megatron.core.contracts.stage import Stage
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
 from megatron.core.dist_checkpointing.facts import Facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, digests_of
-from megatron.core.dist_checkpointing.folder import require_writable
+from megatron.core.dist_checkpointing.folder import iteration_folder, require_writable
 from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule
@@ -30,8 +30,8 @@ from megatron.training.checkpoint.content import (
 )
 from megatron.training.checkpoint.position import Position
 from megatron.training.checkpoint.restore import Start, put_back_generators, restore
-from megatron.training.config.manifest import differences
-from megatron.training.config.resume_rules import find_source, saying_what_to_change
+from megatron.training.config.manifest import differences, save_folder_problems
+from megatron.training.config.resume_rules import Source, find_source, saying_what_to_change
 from megatron.training.config.run import RunConfig
 from megatron.training.setup.seeds import generator_states
 
@@ -70,6 +70,7 @@ class Checkpointer:
         self._tell: Tell | None = None
         self._saving: int | None = None
         self._start = Start()
+        self._source: Source | None = None
         self._saved_at: int | None = None
         active = self._settings.save is not None or self._settings.load is not None
         active = active or self._settings.pretrained_checkpoint is not None
@@ -98,7 +99,7 @@ class Checkpointer:
         Raises:
             DamagedInputError: see ``restore``.
         """
-        source = find_source(self._settings) if self._group is not None else None
+        source = self._source = find_source(self._settings) if self._group is not None else None
         if source is not None and self._group is not None:
             started = time.monotonic()
             with saying_what_to_change(self._settings):
@@ -135,6 +136,19 @@ class Checkpointer:
                 at, paths = self._start.position.iteration, {path: [then, now] for path, then, now in changed}
                 branches.append({"iteration": at, "why": ["settings"], "changed": paths})
         return {**trajectory, "branches": branches} if branches else trajectory
+
+    def require_own_folder(self, trajectory: dict[str, Any]) -> None:
+        """Before anything is written: the checkpoints in the folder to save into are those of this run.
+
+        Raises:
+            ConfigError: on all ranks: see ``save_folder_problems``.
+        """
+        if self._group is None:
+            return
+        mine = save_folder_problems(self._config, self._source, trajectory) if self._group.is_first else []
+        problems = self._group.gather(mine)[0]
+        if problems:
+            raise ConfigError(problems)
 
     @contextlib.contextmanager
     def begin(
@@ -192,6 +206,8 @@ class Checkpointer:
         waited = self._wait()
         asynchronous = self._settings.async_save
         self._say(f"saving checkpoint at iteration {position.iteration:7d} to {root} in torch_dist format")
+        if iteration_folder(root, position.iteration).exists():
+            self._say(f"it takes the place of the checkpoint of iteration {position.iteration} that is there")
         pieces = [piece for piece in self._pieces() if piece.written]
         digests = digests_of(pieces)
         self._saving = position.iteration

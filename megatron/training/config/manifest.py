@@ -1,4 +1,5 @@
-"""``manifest.json`` of fingerprint and trace folders as it is read back, and whether a run may write beside it.
+"""``manifest.json`` of fingerprint and trace folders as it is read back, and whether a run may write beside it, or
+beside checkpoints that are there.
 
 What comparable runs agree on is its *trajectory* part; ``observe/run_manifest.py`` makes it.
 """
@@ -11,9 +12,11 @@ from typing import Any
 
 from megatron.core.config.errors import DamagedInputError, Problem
 from megatron.core.config.fields import flags_of
+from megatron.core.dist_checkpointing.facts import read_facts
+from megatron.core.dist_checkpointing.folder import complete_iterations, find_checkpoint
 from megatron.core.trace.format import TRACE_FILES
 from megatron.training.config.resolve import known_logical_layout
-from megatron.training.config.resume_rules import LAYOUT_FLAGS
+from megatron.training.config.resume_rules import LAYOUT_FLAGS, Source
 from megatron.training.config.run import RunConfig, config_classes
 
 MANIFEST_FILE = "manifest.json"
@@ -91,16 +94,28 @@ def folder_problems(folder: Path, trajectory: Json) -> list[Problem]:
     """
     if not (folder / MANIFEST_FILE).exists():
         return []
-    return _unlike(folder, differences(read_manifest(folder)["trajectory"], trajectory))
+    return _unlike(_PRINTS.format(folder), differences(read_manifest(folder)["trajectory"], trajectory), _OTHER_PRINTS)
 
 
-def _unlike(folder: Path, found: list[tuple[str, Any, Any]]) -> list[Problem]:
-    change = "another --fingerprint-dir, or the settings of the run that is there"
-    needed = f"as in the run whose fingerprint is in {folder}"
-    return [Problem(f"{_flag_of(path)} {now}", f"{then}, {needed}", change, local=True) for path, then, now in found]
+_PRINTS = "whose fingerprint is in {}"
+_OTHER_PRINTS = "another --fingerprint-dir, or the settings of the run that is there"
 
 
-def _flag_of(path: str) -> str:
+def _unlike(which: str, found: list[tuple[str, Any, Any]], change: str) -> list[Problem]:
+    needed = f"as in the run {which}"
+    return [
+        Problem(f"{flag_of(path)} {_shown(path, now)}", f"{_shown(path, then)}, {needed}", change, local=True)
+        for path, then, now in found
+    ]
+
+
+def _shown(path: str, value: Any) -> Any:
+    if path != "branches":
+        return value
+    return ", ".join(f"at iteration {each['iteration']} ({', '.join(each['why'])})" for each in value or ()) or "none"
+
+
+def flag_of(path: str) -> str:
     """The flag behind a field of the manifest; the field where there is none, as for versions."""
     part, _, rest = path.partition(".")
     group, _, name = rest.partition(".")
@@ -120,22 +135,56 @@ def trace_folder_problems(folder: Path) -> list[Problem]:
     return [Problem(f"--trace-dir {folder}", "a folder that holds no trace yet", "another --trace-dir", local=True)]
 
 
-def used_folder_problems(config: RunConfig) -> list[Problem]:
-    """Why a run with these resolved settings cannot write into its fingerprint and trace folders, as far as that is
-    known before torch is loaded: recipe, seed and logical layout. ``folder_problems`` compares the rest.
+def save_folder_problems(config: RunConfig, source: Source | None, trajectory: Json | None = None) -> list[Problem]:
+    """Why a run may not save where it is told to: its checkpoints would take the place of those of another run there.
+    One that goes on from a checkpoint in that folder may, whatever has changed.
+
+    ``trajectory`` is the whole one; without it, what the resolved settings say of it is compared.
 
     Raises:
-        DamagedInputError: a folder holds a damaged manifest.
+        DamagedInputError: the newest checkpoint there cannot be read.
+    """
+    settings = config.checkpoint
+    root = Path(settings.save) if settings.save is not None and not config.training.skip_train else None
+    iterations = [] if root is None else complete_iterations(root)
+    if root is None or not iterations:
+        return []
+    if source is not None and not source.weights_only and source.folder.parent.samefile(root):
+        return []
+    folder = find_checkpoint(root, iterations[-1])
+    assert folder is not None, "it is complete"
+    try:
+        stored = read_facts(folder)["trajectory"]
+    except DamagedInputError as error:
+        raise DamagedInputError(f"{error}; change --save") from error
+    found = _known_differences(stored, config) if trajectory is None else differences(stored, trajectory)
+    go_on = "" if source is not None else f", or --load {root} to go on from there"
+    change = f"another --save{go_on}, or remove the checkpoints that are there"
+    return _unlike(f"that saved {folder}", found, change)
+
+
+def used_folder_problems(config: RunConfig, source: Source | None = None) -> list[Problem]:
+    """Why a run with these resolved settings, from this checkpoint, cannot write into its folders, as far as that is
+    known before torch is loaded: recipe, seed and logical layout. ``folder_problems`` compares the rest for a
+    fingerprint, ``save_folder_problems`` for checkpoints.
+
+    Raises:
+        DamagedInputError: a folder holds a damaged manifest, or a checkpoint that cannot be read.
     """
     trace, prints = config.trace.trace_dir, config.fingerprint.fingerprint_dir
     problems = [] if trace is None else trace_folder_problems(Path(trace))
     # With this flag the checkpoint's settings of the schedule are those of the run.
-    if prints is None or config.checkpoint.use_checkpoint_opt_param_scheduler:
+    if config.checkpoint.use_checkpoint_opt_param_scheduler:
         return problems
-    folder = Path(prints)
-    if (folder / MANIFEST_FILE).exists():
-        mine = as_json({**recipe_part(config), "logical_layout": known_logical_layout(config)})
-        stored = read_manifest(folder)["trajectory"]
-        found = differences({name: stored.get(name) for name in mine}, mine)
-        problems += _unlike(folder, [d for d in found if d[0] not in _AFTER_TOKENIZER or d[2] is not None])
+    problems += save_folder_problems(config, source)
+    if prints is not None and (Path(prints) / MANIFEST_FILE).exists():
+        found = _known_differences(read_manifest(Path(prints))["trajectory"], config)
+        problems += _unlike(_PRINTS.format(prints), found, _OTHER_PRINTS)
     return problems
+
+
+def _known_differences(stored: Json, config: RunConfig) -> list[tuple[str, Any, Any]]:
+    """Where a trajectory is not that of the settings, in what they say of one before the tokenizer is read."""
+    mine = as_json({**recipe_part(config), "logical_layout": known_logical_layout(config)})
+    found = differences({name: stored.get(name) for name in mine}, mine)
+    return [each for each in found if each[0] not in _AFTER_TOKENIZER or each[2] is not None]

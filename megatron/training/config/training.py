@@ -108,7 +108,8 @@ class LoggingConfig:
     tensorboard_log_interval: int = operational(1)
     """Iterations between TensorBoard points."""
     run_dir: str | None = operational(None)
-    """Folder for metrics.jsonl, manifest.json and curves.png of this run; none when not given."""
+    """Folder for metrics.jsonl, manifest.json and curves.png of this run; none when not given. What an earlier run has
+    there and this one does not go on with moves to earlier_1, or the next number."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron.core.models.hybrid.hybrid_layer_allocation import LAYER_SYMBOLS
+from megatron.core.process_groups.groups import ProcessGroups
 from megatron.training.checkpoint.checkpointer import Checkpointer
 from megatron.training.checkpoint.position import Position
 from megatron.training.config.resolve import pattern_of
@@ -22,7 +23,7 @@ from megatron.training.loop.garbage import GarbageControl
 from megatron.training.observe.flops import flops_per_sample
 from megatron.training.observe.log_line import LogLineFormat
 from megatron.training.observe.observers import Observer, build_observers
-from megatron.training.observe.run_manifest import write_json
+from megatron.training.observe.run_folder import prepare_run_folder
 from megatron.training.observe.step_profile import StepProfiler
 from megatron.training.setup.distributed import stop_process_group
 from megatron.training.setup.environment import find_launch, read_environment
@@ -47,6 +48,7 @@ def run_training(run: Run, started: float) -> None:
     run.step.start_schedule(start.schedule, start.schedule_start)
     manifest = run_manifest(run, start_iteration=start.position.iteration)
     manifest["trajectory"] = checkpoints.trajectory_with_branches(manifest["trajectory"])
+    checkpoints.require_own_folder(manifest["trajectory"])
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
     if run.tracing is not None:
         run.tracing.open(manifest)
@@ -85,8 +87,7 @@ def _train(
     profiler = StepProfiler(run.config.profile, run.config.logging.run_dir, groups.world.rank, groups.device)
     if training.skip_train:
         _evaluate(run, valid, observers, position)
-    elif not remaining and groups.world.is_first:
-        print(_nothing_left(position.iteration, training), flush=True)
+    _say_if_nothing_is_left(training, position, groups)
     reason = None
     for iteration in _iterations(training, position):
         with profiler.step(iteration):
@@ -120,12 +121,11 @@ def _train(
             source.close()
 
 
-def _nothing_left(iteration: int, training: TrainingConfig) -> str:
-    asked = f"{training.train_iters} iterations ({training.train_samples} samples)"
-    return (
-        f"nothing is left to train: iteration {iteration} is reached, {asked} were asked for; raise --train-iters "
-        "or --train-samples, whichever is given, to go on"
-    )
+def _say_if_nothing_is_left(training: TrainingConfig, position: Position, groups: ProcessGroups) -> None:
+    if groups.world.is_first and not training.skip_train and not _iterations(training, position):
+        asked = f"{training.train_iters} iterations ({training.train_samples} samples) were asked for"
+        change = "raise --train-iters or --train-samples, whichever is given, to go on"
+        print(f"nothing is left to train: iteration {position.iteration} is reached, {asked}; {change}", flush=True)
 
 
 def _iterations(training: TrainingConfig, position: Position) -> range:
@@ -185,10 +185,11 @@ def _observers(run: Run, manifest: dict[str, dict], position: Position) -> list[
         world_size=run.groups.world.size,
         flops_per_sample=_flops(config) if logging.log_throughput else None,
     )
-    observers = build_observers(logging, shape, start_iteration=position.iteration)
     if logging.run_dir:
-        write_json(Path(logging.run_dir) / "manifest.json", manifest)
-    return observers
+        kept = prepare_run_folder(Path(logging.run_dir), manifest, start_iteration=position.iteration)
+        if kept is not None:
+            print(kept, flush=True)
+    return build_observers(logging, shape, start_iteration=position.iteration)
 
 
 def _flops(config: RunConfig) -> float:

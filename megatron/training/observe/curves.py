@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from megatron.training.observe.run_folder import METRICS_FILE, PICTURE_FILE
 from megatron.training.observe.step_record import EvalSplit, StepMetrics
 
 
@@ -59,7 +60,7 @@ class CurvesPicture:
 
     def close(self) -> None:
         """Draw, if there was a step."""
-        metrics = self._folder / "metrics.jsonl"
+        metrics = self._folder / METRICS_FILE
         if metrics.stat().st_size:
             name = self._folder.resolve().name
-            draw_curves({name: metrics}, self._folder / "curves.png", f"Training run {name}")
+            draw_curves({name: metrics}, self._folder / PICTURE_FILE, f"Training run {name}")

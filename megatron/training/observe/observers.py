@@ -11,6 +11,7 @@ from typing import Protocol, TextIO
 
 from megatron.training.config.training import LoggingConfig
 from megatron.training.observe.log_line import LogLineFormat, training_line, validation_block
+from megatron.training.observe.run_folder import METRICS_FILE
 from megatron.training.observe.step_record import EvalSplit, StepMetrics
 
 
@@ -54,21 +55,11 @@ class LogLines:
 
 
 class MetricsFile:
-    """Writes one JSON object a step (and an evaluation) to ``metrics.jsonl``.
+    """Appends one JSON object a step (and an evaluation) to ``metrics.jsonl`` of a folder that ``prepare_run_folder``
+    has made ready."""
 
-    A run that starts after ``start_iteration`` keeps the records up to there and takes the place of later ones, which
-    another launch left.
-    """
-
-    def __init__(self, folder: Path, start_iteration: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "metrics.jsonl"
-        before = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in before if line.endswith("\n") and json.loads(line)["iteration"] <= start_iteration]
-        unfinished = path.with_suffix(".part")
-        unfinished.write_text("".join(kept), encoding="utf-8")
-        unfinished.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / METRICS_FILE).open("a", encoding="utf-8")
 
     def on_step(self, step: StepMetrics) -> None:
         """As ``Observer.on_step``."""
@@ -94,7 +85,7 @@ def build_observers(logging: LoggingConfig, shape: LogLineFormat, start_iteratio
         from megatron.training.observe.curves import CurvesPicture
 
         # The picture is drawn from the file, so it is told to close after it.
-        observers += [MetricsFile(Path(logging.run_dir), start_iteration), CurvesPicture(Path(logging.run_dir))]
+        observers += [MetricsFile(Path(logging.run_dir)), CurvesPicture(Path(logging.run_dir))]
     if logging.tensorboard_dir:
         from megatron.training.observe.tensorboard import TensorBoard
 

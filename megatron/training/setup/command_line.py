@@ -81,7 +81,7 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     else:
         require_same_model(config, source)
         problems = resume_problems(config, known_logical_layout(config), source)
-    problems += used_folder_problems(config)
+    problems += used_folder_problems(config, source)
     if problems:
         raise ConfigError(problems)
     if config.data.given_sources():
