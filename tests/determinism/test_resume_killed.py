@@ -69,7 +69,7 @@ AGAIN = (
     Moment("the old one is moved aside", Path, "rename"),
     Moment("the new one moves into its place", Path, "rename", nth=2),
     Moment("marker moves to where it was", Path, "replace"),
-    Moment("the old one is removed", folder, "_remove", nth=3),
+    Moment("the old one is removed", folder, "_remove", nth=2),
 )
 
 # Legs in fresh processes: seconds where nothing else runs, minutes where much does.

@@ -44,8 +44,9 @@ class _Region(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        wanted = memoryview(buffer)[: max(0, self._length - self._at)]
+        # First what may fail: zipfile's buffer must not be freed with a view of it in a traceback.
         self._file.seek(self._start + self._at)
+        wanted = memoryview(buffer)[: max(0, self._length - self._at)]
         got = self._file.readinto(wanted)
         self._at += got
         return got

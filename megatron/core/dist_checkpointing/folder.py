@@ -1,9 +1,10 @@
 """The folder that holds checkpoints: names, the marker of the newest one, writing aside and moving into place.
 
-    ROOT/latest_checkpointed_iteration.txt    iteration of the newest complete checkpoint, moved last
-    ROOT/iter_0000004/                        a complete checkpoint
-    ROOT/iter_0000004.part/                   one that is being written, or what a killed save left
-    ROOT/iter_0000004.old/                    the one before, while a save of the same iteration takes its place
+    ROOT/latest_checkpointed_iteration.txt         iteration of the newest complete checkpoint, moved last
+    ROOT/latest_checkpointed_iteration.txt.part    what it will say next
+    ROOT/iter_0000004/                             a complete checkpoint
+    ROOT/iter_0000004.part/                        one that is being written, or what a killed save left
+    ROOT/iter_0000004.old/                         the one before, while a save of the same iteration takes its place
 
 A folder gets its final name by one rename, when everything in it is on the disk. Torch is not needed here.
 """
@@ -11,6 +12,7 @@ A folder gets its final name by one rename, when everything in it is on the disk
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -38,13 +40,31 @@ def _old_folder(root: Path, iteration: int) -> Path:
     return root / f"iter_{iteration:07d}.old"
 
 
+def _next_marker(root: Path) -> Path:
+    return root / (MARKER_FILE + ".part")
+
+
 def newest_iteration(root: Path) -> int | None:
-    """What the marker says; ``None`` where there is no marker, which means no checkpoint.
+    """What the marker says; ``None`` where there is none, which means no checkpoint. A first save that was killed with
+    its checkpoint in place and the marker yet to move counts as complete.
 
     Raises:
         DamagedInputError: the marker holds no iteration, or cannot be read.
     """
-    path = root / MARKER_FILE
+    marked = _read_marker(root / MARKER_FILE)
+    return _first_in_place(root) if marked is None else marked
+
+
+def _first_in_place(root: Path) -> int | None:
+    try:
+        first = _read_marker(_next_marker(root))
+    except DamagedInputError:
+        # Killed while it was written, before anything was moved into place.
+        return None
+    return None if first is None or _complete(root, first) is None else first
+
+
+def _read_marker(path: Path) -> int | None:
     try:
         text = path.read_text("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -75,8 +95,16 @@ def find_checkpoint(root: Path, iteration: int | None = None) -> Path | None:
     """The checkpoint to load: the one of ``iteration``, else the newest one. ``None`` where there is none at all.
 
     Raises:
-        DamagedInputError: the wanted one is missing or incomplete. An older one is never taken in its place.
+        DamagedInputError: the wanted one is missing or incomplete, or may not be read. An older one is never taken in
+            its place.
     """
+    try:
+        return _find(root, iteration)
+    except OSError as error:
+        raise DamagedInputError(f"{root} cannot be read: {error}") from error
+
+
+def _find(root: Path, iteration: int | None) -> Path | None:
     wanted = newest_iteration(root) if iteration is None else iteration
     if wanted is None:
         return None
@@ -100,11 +128,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring a folder's entries to the disk. Errors of the disk name the folder."""
+    """Bring a folder's entries to the disk, where its file system knows of such a thing. Errors of the disk name the
+    folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
             os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(handle)
 
@@ -145,13 +177,17 @@ def require_writable(root: Path) -> None:
 
 
 def start_part(root: Path, iteration: int) -> Path:
-    """An empty folder to write a checkpoint into; what a killed save left is put right or removed."""
+    """An empty folder to write a checkpoint into. What killed saves left is put right or removed first: it takes the
+    space that the new one needs."""
     root.mkdir(parents=True, exist_ok=True)
     final, old, part = iteration_folder(root, iteration), _old_folder(root, iteration), part_folder(root, iteration)
+    if not (root / MARKER_FILE).exists() and _first_in_place(root) is not None:
+        _next_marker(root).replace(root / MARKER_FILE)
     if old.exists() and not final.exists():
         old.rename(final)
     _remove(old)
-    _remove(part)
+    for left in root.glob("iter_*.part"):
+        _remove(left)
     part.mkdir()
     sync_folder(root)
     return part
@@ -162,41 +198,44 @@ def _remove(folder: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():
+        # Without its facts it is no checkpoint any more, even where the deletion is cut short.
+        (folder / FACTS_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder)
 
 
 def commit(root: Path, iteration: int, facts: bytes) -> Path:
     """Complete the part folder with its ``metadata.json``, move it into place, then move the marker.
 
-    A previous checkpoint of the same iteration stays loadable until the new one has its name.
+    A previous checkpoint of the same iteration stays loadable until the new one has its name; ``remove_superseded``
+    deletes it.
     """
     final, old, part = iteration_folder(root, iteration), _old_folder(root, iteration), part_folder(root, iteration)
     write_synced(part / FACTS_FILE, facts)
     sync_folder(part)
+    write_synced(_next_marker(root), str(iteration).encode())
     if final.exists():
         final.rename(old)
     part.rename(final)
     sync_folder(root)
-    unfinished = root / (MARKER_FILE + ".part")
-    write_synced(unfinished, str(iteration).encode())
-    unfinished.replace(root / MARKER_FILE)
+    _next_marker(root).replace(root / MARKER_FILE)
     sync_folder(root)
-    _remove(old)
     return final
 
 
-def remove_superseded(root: Path, newest: int, interval: int | None) -> list[Path]:
-    """Retention: delete older checkpoints whose iteration ``interval`` does not divide, and what killed saves left of
-    older ones; never a symbolic link. Returns what was deleted."""
-    removed = []
-    for path in sorted(root.glob("iter_*")):
-        match = _NAME.match(path.name)
-        if match is None or int(match[1]) >= newest or path.is_symlink() or not path.is_dir():
+def remove_superseded(root: Path, newest: int, interval: int | None) -> list[str]:
+    """Delete checkpoints of iterations before ``newest`` that ``interval`` does not divide, and ones aside whose
+    iteration has a complete one in its place; never a symbolic link. Returns what could not be deleted, with the
+    reason: the next call tries again."""
+    left = []
+    # One aside comes before what has its place, which it must not come back for.
+    for path in sorted(root.glob("iter_*"), reverse=True):
+        match = _NAME.fullmatch(path.stem)
+        if match is None or path.suffix not in ("", ".old"):
             continue
-        whole = path.name == match[0]
-        if (whole and interval and int(match[1]) % interval) or path.suffix == ".part":
-            # Without its facts it is no checkpoint any more, even where the deletion is cut short.
-            (path / FACTS_FILE).unlink(missing_ok=True)
-            shutil.rmtree(path)
-            removed.append(path)
-    return removed
+        old = interval and int(match[1]) < newest and int(match[1]) % interval and not path.is_symlink()
+        try:
+            if old or (path.suffix == ".old" and _complete(root, int(match[1])) != path):
+                _remove(path)
+        except OSError as error:
+            left.append(f"{path} could not be deleted ({error})")
+    return left

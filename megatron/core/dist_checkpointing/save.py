@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,8 @@ def _finish(
     }
     try:
         commit(request.root, request.iteration, encode_facts(facts))
-        remove_superseded(request.root, request.iteration, request.retain_interval)
     except OSError as error:
         return str(error)
+    for words in remove_superseded(request.root, request.iteration, request.retain_interval):
+        sys.stderr.write(f"warning: {words}; the next save tries again\n")
     return None

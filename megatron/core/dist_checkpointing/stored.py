@@ -23,8 +23,11 @@ def checkpoint_in(folder: Path) -> Path:
     Raises:
         DamagedInputError: it is neither.
     """
-    if (folder / FACTS_FILE).is_file():
-        return folder
+    try:
+        if (folder / FACTS_FILE).is_file():
+            return folder
+    except OSError as error:
+        raise DamagedInputError(f"{folder} cannot be read: {error}") from error
     found = find_checkpoint(folder) if folder.is_dir() else None
     if found is None:
         raise DamagedInputError(f"{folder} is not a checkpoint: it has no {FACTS_FILE}")
@@ -65,7 +68,7 @@ class StoredCheckpoint:
         Raises:
             DamagedInputError: ranges are missing, or cannot be read.
         """
-        metadata = self._metadata = self._metadata or read_metadata(self.folder)
+        metadata = self._metadata = self._metadata or self._proven_metadata()
         stored = metadata.state_dict_metadata.get(key)
         if not isinstance(stored, TensorStorageMetadata):
             raise DamagedInputError(f"{self.folder / METADATA_FILE} has no tensor {key}")
@@ -81,6 +84,14 @@ class StoredCheckpoint:
             end = begin + values.numel()
         if end != self.tensor(key).numel:
             raise DamagedInputError(f"{self.folder / METADATA_FILE}: {key} is not there from element {end} on")
+
+    def _proven_metadata(self) -> Metadata:
+        """DCP's metadata, whose bytes are the ones that were written: what else a pickle may hold is not looked at."""
+        problem = file_problem(self.folder, METADATA_FILE, self.facts["files"][METADATA_FILE])
+        if problem is not None:
+            path = str(self.folder / METADATA_FILE)
+            raise DamagedInputError(f"{path} is damaged{problem.removeprefix(path)}")
+        return read_metadata(self.folder)
 
     def values(self, key: str) -> torch.Tensor:
         """One tensor, flat."""

@@ -6,6 +6,7 @@ and writes more slowly than a good disk takes. The cut depends on sizes alone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -70,11 +71,13 @@ class HashingFile(io.RawIOBase):
         return len(view)
 
     def _write_back(self) -> None:
-        """Have the kernel begin to write what it holds; it does so when told that nobody will read it soon."""
+        """Have the kernel begin to write what it holds; it does so when told that nobody will read it soon. A kernel
+        that takes no advice loses nothing."""
+        length = self.size - self._on_its_way
         if self._error is None and hasattr(os, "posix_fadvise"):
-            length = self.size - self._on_its_way
-            os.posix_fadvise(self._handle, self._on_its_way, length, os.POSIX_FADV_DONTNEED)
-            self._on_its_way = self.size
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._handle, self._on_its_way, length, os.POSIX_FADV_DONTNEED)
+        self._on_its_way = self.size
 
     @property
     def failed(self) -> bool:

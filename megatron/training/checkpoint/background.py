@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -44,34 +44,29 @@ class BackgroundSave:
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._save: Future[None] | None = None
 
     def start(self, save: Callable[[], None]) -> None:
         """Run ``save`` in a thread; nothing may be in flight."""
-        if self._thread is not None:
+        if self._save is not None:
             raise RuntimeError("a save is in flight; wait for it first")
-        self._thread = threading.Thread(target=self._run, args=(save,), name="checkpoint")
-        self._thread.start()
-
-    def _run(self, save: Callable[[], None]) -> None:
-        try:
-            save()
-        except (SaveFailedError, OSError, RuntimeError) as error:
-            self._error = error
+        pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._save = pool.submit(save)
+        pool.shutdown(wait=False)
 
     def wait(self) -> float:
         """Wait for the save in flight, if any; returns the seconds that took.
 
         Raises:
-            SaveFailedError: the save failed.
+            SaveFailedError: the save failed. An error that no save is known to end with comes up as it is.
         """
-        if self._thread is None:
+        if self._save is None:
             return 0.0
         start = time.monotonic()
-        self._thread.join()
-        self._thread = None
-        error, self._error = self._error, None
+        error = self._save.exception()
+        self._save = None
+        if isinstance(error, (OSError, RuntimeError)) and not isinstance(error, SaveFailedError):
+            raise SaveFailedError(str(error)) from error
         if error is not None:
-            raise error if isinstance(error, SaveFailedError) else SaveFailedError(str(error))
+            raise error
         return time.monotonic() - start

@@ -82,6 +82,14 @@ def test_flipped_bit_is_named(tmp_path: Path, name: str, place: float) -> None:
     assert any(name in line for line in outcome.details)
 
 
+def test_whatever_byte_of_the_metadata_is_flipped_it_is_named(tmp_path: Path) -> None:
+    path = save(tmp_path) / ".metadata"
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x01]) + whole[at + 1 :])
+        assert verify_checkpoint(tmp_path).facts["damaged_files"] == [".metadata"]
+
+
 def test_what_takes_many_tensors_along_is_said_once(tmp_path: Path) -> None:
     folder = save(tmp_path, more={f"expert_bias.{n}": torch.zeros(2) for n in range(9)})
     (folder / ".metadata").write_bytes(b"\x80")

@@ -64,7 +64,7 @@ def test_damage_names_the_file(tmp_path: Path, kind: str) -> None:
         _read(tmp_path, first, 5000, torch.float32)
 
 
-def test_whatever_byte_is_flipped_no_other_error_comes(tmp_path: Path) -> None:
+def test_whatever_byte_is_flipped_no_other_error_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Values have no check here, so a flip in them is no error; anywhere else it is one of damage, or harmless."""
     path = tmp_path / "file"
     torch.save(OTHERS, path)
@@ -78,6 +78,7 @@ def test_whatever_byte_is_flipped_no_other_error_comes(tmp_path: Path) -> None:
             except DamagedInputError:
                 damaged += 1
     assert damaged > 100
+    assert capsys.readouterr().err == ""
 
 
 def test_more_values_than_there_are(tmp_path: Path) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,12 +27,17 @@ from megatron.core.dist_checkpointing.folder import (
     require_writable,
     start_part,
 )
+from megatron.core.dist_checkpointing.stored import checkpoint_in
+from megatron.training.config.checkpoint import CheckpointConfig
+from megatron.training.config.resume_rules import require_nothing_to_load
 
 
 def save(root: Path, iteration: int, content: str = "x") -> Path:
     """A checkpoint of one file, the way a real one is committed."""
     (start_part(root, iteration) / "data").write_text(content)
-    return commit(root, iteration, b"{}")
+    final = commit(root, iteration, b"{}")
+    assert remove_superseded(root, iteration, None) == []
+    return final
 
 
 def loaded(root: Path) -> str | None:
@@ -71,63 +82,111 @@ def test_marker_that_holds_no_iteration_is_named(tmp_path: Path, text: str) -> N
         newest_iteration(tmp_path)
 
 
-STEPS = ("write_synced", "sync_folder", "rename", "replace", "_remove")
+STEPS = {
+    "write_synced": folder,
+    "sync_folder": folder,
+    "_remove": folder,
+    "mkdir": Path,
+    "rename": Path,
+    "replace": Path,
+    "unlink": Path,
+    "rmtree": shutil,
+}
+"""What changes the disk in a save, and where it is looked up."""
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["next", "same"])
-@pytest.mark.parametrize("moment", range(9))
+def watch_steps(patch: pytest.MonkeyPatch, before: Callable[[str], None]) -> None:
+    """Call ``before`` with the name of every step before it is taken."""
+
+    def watched(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            before(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name, owner in STEPS.items():
+        patch.setattr(owner, name, watched(name, getattr(owner, name)))
+
+
+FIRST, NEXT, SAME = (), (4,), (4, 8)
+"""Checkpoints there are before iteration 8 is saved."""
+
+
+@pytest.mark.parametrize("there", [FIRST, NEXT, SAME], ids=["first", "next", "same"])
+@pytest.mark.parametrize("moment", range(22))
 def test_killed_at_any_moment_leaves_a_complete_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, again: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, there: tuple[int, ...]
 ) -> None:
     """The ``moment``-th step of a save never happens: the checkpoint before it or the new one loads, the marker is
-    right, and the next save works."""
-    save(tmp_path, 4, "before")
-    target, count = 4 if again else 8, 0
-
-    def dying(function):
-        def call(*args, **kwargs):
-            nonlocal count
-            count += 1
-            if count > moment:
-                raise Killed
-            return function(*args, **kwargs)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for name in ("write_synced", "sync_folder", "_remove"):
-            patch.setattr(folder, name, dying(getattr(folder, name)))
-        for name in ("rename", "replace"):
-            patch.setattr(Path, name, dying(getattr(Path, name)))
-        try:
-            save(tmp_path, target, "after")
-        except Killed:
-            assert loaded(tmp_path) in ("before", "after")
-        else:
-            assert loaded(tmp_path) == "after"
-    save(tmp_path, target, "again")
-    assert loaded(tmp_path) == "again"
-    assert complete_iterations(tmp_path) == sorted({4, target})
-
-
-def test_moments_cover_the_whole_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, and the next save works and leaves nothing behind. Where there was none before, it is none or the new one."""
+    for iteration in there:
+        save(tmp_path, iteration, "before")
     calls: list[str] = []
 
-    def counting(name, function):
-        def call(*args, **kwargs):
-            calls.append(name)
-            return function(*args, **kwargs)
+    def die(name: str) -> None:
+        calls.append(name)
+        if len(calls) > moment:
+            raise Killed
 
-        return call
+    config = CheckpointConfig(load=str(tmp_path), save=str(tmp_path), save_interval=4)
+    with monkeypatch.context() as patch:
+        watch_steps(patch, die)
+        with contextlib.suppress(Killed):
+            save(tmp_path, 8, "after")
+    found = loaded(tmp_path)
+    if len(calls) <= moment:
+        assert found == "after"
+        assert set(calls) >= {"write_synced", "sync_folder", "mkdir", "rename", "replace"}
+    elif there:
+        assert found in ("before", "after")
+    elif found is None:
+        (words,) = require_nothing_to_load(config)
+        assert "training starts from the seed" in words
+    else:
+        assert found == "after"
+    if found == "after":
+        # What a run that goes on from there saves next is as safe.
+        with monkeypatch.context() as patch:
+            watch_steps(patch, lambda name: die(name) if name == "rename" else None)
+            with contextlib.suppress(Killed):
+                save(tmp_path, 12, "later")
+        assert loaded(tmp_path) in ("after", "later")
+    save(tmp_path, 8, "again")
+    assert loaded(tmp_path) == "again"
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names <= {"iter_0000004", "iter_0000008", "iter_0000012", MARKER_FILE}
+    assert {4, 8} & {*complete_iterations(tmp_path)} == {*there, 8}
 
+
+@pytest.mark.parametrize("there", [FIRST, NEXT, SAME], ids=["first", "next", "same"])
+def test_moments_cover_the_whole_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: tuple[int, ...]) -> None:
+    for iteration in there:
+        save(tmp_path, iteration)
+    calls: list[str] = []
+    with monkeypatch.context() as patch:
+        watch_steps(patch, calls.append)
+        save(tmp_path, 8)
+    assert len(calls) <= 21
+    assert set(calls) >= {*STEPS} - ({"_remove", "rmtree", "unlink"} if there != SAME else set())
+
+
+def test_marker_written_aside_by_halves_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / (MARKER_FILE + ".part")).write_bytes(b"")
+    part_folder(tmp_path, 8).mkdir()
+    assert newest_iteration(tmp_path) is None
     save(tmp_path, 4)
-    for name in ("write_synced", "sync_folder", "_remove"):
-        monkeypatch.setattr(folder, name, counting(name, getattr(folder, name)))
-    for name in ("rename", "replace"):
-        monkeypatch.setattr(Path, name, counting(name, getattr(Path, name)))
+    assert loaded(tmp_path) == "x"
+
+
+def test_what_killed_saves_left_gives_its_space_to_the_next_one(tmp_path: Path) -> None:
+    """Before anything is written: on a full disk there is no room for both."""
     save(tmp_path, 4)
-    assert set(calls) == set(STEPS)
-    assert len(calls) - calls[::-1].index("replace") <= 10
+    for iteration in (6, 12):
+        (part_folder(tmp_path, iteration)).mkdir()
+        (part_folder(tmp_path, iteration) / "data").write_text("x" * 1000)
+    start_part(tmp_path, 8)
+    assert [path.name for path in sorted(tmp_path.glob("iter_*"))] == ["iter_0000004", "iter_0000008.part"]
 
 
 def test_retention_keeps_multiples_links_and_newer_ones(tmp_path: Path) -> None:
@@ -135,10 +194,66 @@ def test_retention_keeps_multiples_links_and_newer_ones(tmp_path: Path) -> None:
         save(tmp_path, iteration)
     (tmp_path / "iter_0000003").symlink_to(iteration_folder(tmp_path, 4))
     part_folder(tmp_path, 5).mkdir()
-    removed = remove_superseded(tmp_path, 8, 4)
-    assert [path.name for path in removed] == ["iter_0000002", "iter_0000005.part", "iter_0000006"]
-    assert complete_iterations(tmp_path) == [3, 4, 8, 10]
     assert remove_superseded(tmp_path, 8, None) == []
+    assert complete_iterations(tmp_path) == [2, 3, 4, 6, 8, 10]
+    assert remove_superseded(tmp_path, 8, 4) == []
+    assert complete_iterations(tmp_path) == [3, 4, 8, 10]
+
+
+def test_one_moved_aside_does_not_outlive_what_took_its_place(tmp_path: Path) -> None:
+    """A save of an iteration that was there is killed before the old one goes; retention takes both, at last."""
+    save(tmp_path, 3, "first")
+    (start_part(tmp_path, 3) / "data").write_text("second")
+    commit(tmp_path, 3, b"{}")
+    assert (tmp_path / "iter_0000003.old").is_dir()
+    save(tmp_path, 8)
+    assert [path.name for path in sorted(tmp_path.glob("iter_*"))] == ["iter_0000003", "iter_0000008"]
+    iteration_folder(tmp_path, 3).rename(tmp_path / "iter_0000003.old")
+    assert complete_iterations(tmp_path) == [3, 8]
+    assert remove_superseded(tmp_path, 8, 4) == []
+    assert complete_iterations(tmp_path) == [8]
+
+
+def test_what_cannot_be_deleted_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for iteration in (1, 2, 3, 8):
+        save(tmp_path, iteration)
+
+    def busy(path: Path) -> None:
+        if path.name == "iter_0000002":
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        rmtree(path)
+
+    rmtree = shutil.rmtree
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        (words,) = remove_superseded(tmp_path, 8, 4)
+    assert words.startswith(f"{tmp_path / 'iter_0000002'} could not be deleted ([Errno 39] Directory not empty")
+    assert complete_iterations(tmp_path) == [8]
+    assert remove_superseded(tmp_path, 8, 4) == []
+    assert not (tmp_path / "iter_0000002").exists()
+
+
+def test_a_checkpoint_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 4)
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(DamagedInputError, match=r"cannot be read: .*Permission denied.*iter_0000004"):
+        find_checkpoint(tmp_path)
+    with pytest.raises(DamagedInputError, match=r"cannot be read: .*Permission denied.*iter_0000004"):
+        checkpoint_in(tmp_path / "iter_0000004")
+
+
+def test_a_file_system_that_syncs_no_folders_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save(tmp_path, 4)
+    assert loaded(tmp_path) == "x"
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from megatron.core.dist_checkpointing.flat_tensor import (
     plain_piece,
     state_dict_of,
 )
-from megatron.core.dist_checkpointing.folder import iteration_folder
+from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
 from megatron.core.dist_checkpointing.reader import read_metadata
 from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
@@ -72,12 +73,23 @@ def cut(values: torch.Tensor, *borders: int) -> list[StoredPiece]:
     ]
 
 
-def save(root: Path, iteration: int = 4, values: torch.Tensor | None = None, *borders: int) -> Path:
+def save(
+    root: Path,
+    iteration: int = 4,
+    values: torch.Tensor | None = None,
+    *borders: int,
+    retain_interval: int | None = None,
+) -> Path:
     """Save the tensor and some bytes."""
     pieces = cut(whole() if values is None else values, *borders)
     pieces.append(plain_piece("generators.rank_00000.python", torch.arange(5, dtype=torch.uint8)))
     request = SaveRequest(
-        root=root, iteration=iteration, pieces=pieces, digests=digests_of(pieces), facts={**RUN, "iteration": iteration}
+        root=root,
+        iteration=iteration,
+        pieces=pieces,
+        digests=digests_of(pieces),
+        facts={**RUN, "iteration": iteration},
+        retain_interval=retain_interval,
     )
     save_checkpoint(request, ALONE)
     return iteration_folder(root, iteration)
@@ -350,6 +362,30 @@ def test_every_entry_is_in_one_file(sizes: tuple[int, ...], monkeypatch: pytest.
     assert [item for file in files for item in file] == items
     assert all(files)
     assert len(files) <= max(1, -(-sum(sizes) // 100))
+
+
+def test_a_kernel_that_takes_no_advice_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(writer, "WRITE_BACK_BYTES", 1000)
+    monkeypatch.setattr(os, "posix_fadvise", refusing)
+    assert same_bits(load(save(tmp_path)), whole())
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_fails_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, 3)
+
+    def busy(path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    assert same_bits(load(save(tmp_path, 4, retain_interval=2)), whole())
+    words = f"warning: {iteration_folder(tmp_path, 3)} could not be deleted ([Errno 16] Device or resource busy"
+    assert capsys.readouterr().err.startswith(words)
+    assert newest_iteration(tmp_path) == 4
 
 
 def test_root_that_is_a_file_fails_with_its_name(tmp_path: Path) -> None:

@@ -31,7 +31,14 @@ def test_waits_for_the_one_in_flight() -> None:
     assert done == [1, 1]
 
 
-@pytest.mark.parametrize("error", [SaveFailedError("rank 1: disk full"), RuntimeError("rank 1: disk full")])
+ERRORS = {
+    SaveFailedError("rank 1: disk full"): SaveFailedError,
+    RuntimeError("rank 1: disk full"): SaveFailedError,
+    MemoryError("rank 1: disk full"): MemoryError,
+}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_error_comes_up_at_the_next_wait_once(error: Exception) -> None:
     background = BackgroundSave()
 
@@ -39,7 +46,7 @@ def test_error_comes_up_at_the_next_wait_once(error: Exception) -> None:
         raise error
 
     background.start(save)
-    with pytest.raises(SaveFailedError, match="rank 1: disk full"):
+    with pytest.raises(ERRORS[error], match="rank 1: disk full"):
         background.wait()
     assert background.wait() == 0.0
 
