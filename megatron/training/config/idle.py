@@ -86,6 +86,12 @@ IDLE = (
         names=("eval_global_batch_size", "eval_micro_batch_size"),
     ),
     Idle(
+        needed="--eval-interval",
+        missing=lambda config: config.training.eval_interval is None,
+        group="data",
+        names=("valid_data_path", "test_data_path"),
+    ),
+    Idle(
         needed="data files",
         missing=lambda config: config.data.mock_data,
         group="data",

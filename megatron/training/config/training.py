@@ -32,7 +32,8 @@ class TrainingConfig:
     eval_iters: int = trajectory(100)
     """Batches per evaluation; 0 switches evaluation off."""
     eval_interval: int | None = trajectory(None)
-    """Iterations between evaluations; none when not given."""
+    """Iterations between evaluations on the validation data; one more on the test data follows at the end of training.
+    None when not given."""
     start_eval_at_iter: int | None = trajectory(None)
     """First iteration that may be evaluated after; the first multiple of --eval-interval when not given."""
     eval_global_batch_size: int | None = trajectory(None)

@@ -268,6 +268,8 @@ def test_what_was_given_counts_also_where_it_is_the_default():
         "--fingerprint-interval has no effect without --fingerprint-dir"
     ]
     assert idle("--exit-signal", "SIGTERM") == ["--exit-signal has no effect without --exit-signal-handler"]
+    files = ("--no-mock-data", "--train-data-path", "p", "--test-data-path", "p")
+    assert idle(*files) == ["--test-data-path has no effect without --eval-interval"]
     assert idle("--qk-layernorm", "--hybrid-layer-pattern", "M-") == [
         "--qk-layernorm has no effect without an attention layer (*) in --hybrid-layer-pattern",
         "--num-experts has no effect without a mixture of experts (E) in --hybrid-layer-pattern",
