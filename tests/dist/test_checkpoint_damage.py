@@ -7,9 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from megatron.core.dist_checkpointing import writer
+from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.folder import MARKER_FILE, complete_iterations, iteration_folder
 from megatron.determinism.checkpoint import verify_checkpoint
 from megatron.determinism.report import Exit
@@ -76,3 +78,37 @@ def test_one_flipped_bit_in_any_file_is_named_and_refused(tmp_path: Path) -> Non
         assert outcome.exit == (Exit.DAMAGED if path.name == MARKER_FILE else Exit.DIFFERENT), path.name
         assert path.name in "\n".join((outcome.verdict, *outcome.details))
     assert verify_checkpoint(tmp_path).exit == Exit.SAME
+
+
+def misread(numel: int) -> None:
+    """In the second rank's process: one bit of a tensor of that many elements arrives otherwise."""
+    if dist.get_rank() == 0:
+        return
+    read, spoiled = EntryReader.read, []
+
+    def reading(self: EntryReader, place: writer.Place, out: torch.Tensor, start: int | None = None) -> None:
+        read(self, place, out, start)
+        if out.numel() == numel and out.dtype == torch.float32 and not spoiled:
+            spoiled.append(place)
+            out.view(torch.int32)[0] ^= 1
+
+    EntryReader.read = reading
+
+
+@pytest.mark.parametrize(
+    ("layout", "numel", "key"),
+    [
+        ("--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1", 32, "final_norm.weight"),
+        ("--pipeline-model-parallel-size 2 !--untie-embeddings-and-output-weights", 512 * 32, "embedding.word_embeddings.weight"),
+        ("", 4, "expert_bias.decoder"),
+    ],
+    ids=["tensor-parallel copy", "tied embedding of the last stage", "router bias"],
+)
+def test_a_copy_that_arrives_otherwise_on_one_rank_is_named(tmp_path: Path, layout: str, numel: int, key: str) -> None:
+    """What the first rank has read of the same place is right."""
+    words = f"--eval-iters 0 --exit-interval 2 {layout}"
+    assert [rank.code for rank in run_legs(2, f"{words} --save {tmp_path} --save-interval 2")] == [0, 0]
+    for rank in run_legs(2, f"{words} --load {tmp_path}", functools.partial(misread, numel)):
+        assert rank.code == 3
+        assert "not the values that were saved, after loading: " in rank.error
+        assert key in rank.error

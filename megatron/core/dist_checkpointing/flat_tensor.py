@@ -48,20 +48,26 @@ class TensorFacts:
 class StoredPiece:
     """Elements ``begin ...`` of the flat tensor ``key``, inside one logical shard, as a 1-D view.
 
-    ``written`` is false for a copy of what another rank writes.
+    ``copy`` is 0 for what is written. Ranks may hold the same elsewhere: pieces of one other number, of all ranks, are
+    the whole tensor once more.
     """
 
     key: str
     facts: TensorFacts
     begin: int
     values: torch.Tensor
-    written: bool = True
+    copy: int = 0
+
+    @property
+    def written(self) -> bool:
+        """Whether a save writes it."""
+        return self.copy == 0
 
 
-def plain_piece(key: str, values: torch.Tensor, *, written: bool = True) -> StoredPiece:
+def plain_piece(key: str, values: torch.Tensor, *, copy: int = 0) -> StoredPiece:
     """A tensor that one rank holds whole."""
     facts = TensorFacts(dtype=dtype_name(values.dtype), shape=tuple(values.shape), shards=1, name=key)
-    return StoredPiece(key=key, facts=facts, begin=0, values=values.view(-1), written=written)
+    return StoredPiece(key=key, facts=facts, begin=0, values=values.view(-1), copy=copy)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,9 @@ def _files_to_check(facts: Facts, group: CheckpointGroup) -> list[tuple[str, dic
 
 def load_pieces(folder: Path, facts: Facts, wanted: Sequence[StoredPiece], group: CheckpointGroup) -> None:
     """Fill the values of all pieces from the checkpoint, and prove it: every file has the bytes that were written, and
-    every tensor the digest it was saved with.
+    every tensor, each copy of it too, the digest it was saved with.
 
-    Call it on all ranks; every element of every wanted tensor is ``written`` on exactly one of them.
+    Call it on all ranks; together they want every tensor whole, once by each number of a copy.
 
     Raises:
         DamagedInputError: on all ranks: files are damaged, or cannot be read, or a tensor arrived otherwise; names
@@ -98,16 +98,23 @@ def load_pieces(folder: Path, facts: Facts, wanted: Sequence[StoredPiece], group
     failures = group.failures(failure)
     if failures:
         raise DamagedInputError(f"checkpoint {folder} cannot be loaded: {'; '.join(failures)}")
-    digests = add_digests(group.gather(digests_of(piece for piece in wanted if piece.written)))
-    wrong = different_digests(facts, digests)
+    wrong = _arrived_otherwise(facts, wanted, group)
     if wrong:
         named = ", ".join(wrong[:_NAMED])
         raise DamagedInputError(f"{folder / FACTS_FILE}: not the values that were saved, after loading: {named}")
 
 
-def different_digests(facts: Facts, digests: Mapping[str, str]) -> list[str]:
-    """Keys whose digest is not the stated one."""
-    return [key for key, digest in digests.items() if facts["tensors"].get(key, {}).get("digest") != digest]
+def _arrived_otherwise(facts: Facts, wanted: Iterable[StoredPiece], group: CheckpointGroup) -> list[str]:
+    """Keys of which a copy has another digest than the stated one; the same list on all ranks."""
+    copies: dict[int, list[StoredPiece]] = {}
+    for piece in wanted:
+        copies.setdefault(piece.copy, []).append(piece)
+    by_rank = group.gather({copy: digests_of(pieces) for copy, pieces in copies.items()})
+    wrong: dict[str, None] = {}
+    for copy in sorted({copy for rank in by_rank for copy in rank}):
+        digests = add_digests(rank.get(copy, {}) for rank in by_rank)
+        wrong |= {key: None for key, digest in digests.items() if facts["tensors"][key]["digest"] != digest}
+    return list(wrong)
 
 
 def _read(folder: Path, wanted: Iterable[StoredPiece], group: CheckpointGroup) -> str | None:

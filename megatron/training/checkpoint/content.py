@@ -27,18 +27,19 @@ def parameter_pieces(optimizer: Optimizer, kinds: Sequence[str]) -> Iterator[Sto
     """The state tensors that this rank owns, as views that can be written and filled."""
     for piece in optimizer.owned_pieces():
         if piece.kind in kinds:
-            yield _stored(piece)
+            yield _stored(piece, optimizer.groups)
 
 
-def _stored(piece: StatePiece) -> StoredPiece:
+def _stored(piece: StatePiece, groups: ProcessGroups) -> StoredPiece:
     spec = piece.spec
+    ranks = groups.etp if spec.expert else groups.tp
     facts = TensorFacts(dtype=dtype_name(piece.values.dtype), shape=spec.shape, shards=spec.num_shards, name=piece.name)
     return StoredPiece(
         key=f"{piece.kind}.{piece.name}",
         facts=facts,
         begin=piece.shard * facts.shard_numel + piece.start,
         values=piece.values,
-        written=piece.counted,
+        copy=0 if piece.counted else 1 + groups.pp.rank * ranks.size + ranks.rank,
     )
 
 
@@ -59,10 +60,10 @@ def router_pieces_to_save(chunks: Sequence[Stage], groups: ProcessGroups) -> lis
 def _router_pieces(
     router: BalancedRouter, bias_E: torch.Tensor, counts_E: torch.Tensor, groups: ProcessGroups
 ) -> list[StoredPiece]:
-    first = groups.tp_dp.is_first
+    copy = groups.tp_dp.rank
     return [
-        plain_piece(f"expert_bias.{router.name}", bias_E, written=first),
-        plain_piece(f"expert_token_counts.{router.name}", counts_E, written=first),
+        plain_piece(f"expert_bias.{router.name}", bias_E, copy=copy),
+        plain_piece(f"expert_token_counts.{router.name}", counts_E, copy=copy),
     ]
 
 

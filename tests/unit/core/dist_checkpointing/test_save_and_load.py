@@ -22,6 +22,7 @@ from megatron.core.config.errors import DamagedInputError, SaveFailedError
 from megatron.core.digest.bits import same_bits
 from megatron.core.dist_checkpointing import progress, writer
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
+from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, FORMAT_VERSION, encode_facts, read_facts
 from megatron.core.dist_checkpointing.flat_tensor import (
     FlatTensor,
@@ -192,6 +193,24 @@ def test_values_that_are_not_those_of_the_digest_are_refused(tmp_path: Path) -> 
     (folder / FACTS_FILE).write_bytes(encode_facts(facts))
     with pytest.raises(DamagedInputError, match="not the values that were saved"):
         load(folder)
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_one_bit_that_arrives_otherwise_is_found_in_copies_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: int
+) -> None:
+    """The files are whole: what a rank reads of them is not."""
+    folder, read = save(tmp_path), EntryReader.read
+
+    def misread(reader: EntryReader, place: writer.Place, out: torch.Tensor, start: int | None = None) -> None:
+        read(reader, place, out, start)
+        out[-1:].view(torch.int32).bitwise_xor_(1)
+
+    wanted = [replace(piece, copy=copy) for piece in cut(torch.zeros(6000))]
+    load_pieces(folder, read_facts(folder), wanted, ALONE)
+    monkeypatch.setattr(EntryReader, "read", misread)
+    with pytest.raises(DamagedInputError, match=r"not the values that were saved, .*: main_params.layer.weight"):
+        load_pieces(folder, read_facts(folder), wanted, ALONE)
 
 
 class Hostile:
