@@ -99,7 +99,7 @@ def misread(numel: int) -> None:
     ("layout", "numel", "key"),
     [
         ("--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1", 32, "final_norm.weight"),
-        ("--pipeline-model-parallel-size 2 !--untie-embeddings-and-output-weights", 512 * 32, "embedding.word_embeddings.weight"),
+        ("--pipeline-model-parallel-size 2 !--untie-embeddings-and-output-weights", 512 * 32, "word_embeddings.weight"),
         ("", 4, "expert_bias.decoder"),
     ],
     ids=["tensor-parallel copy", "tied embedding of the last stage", "router bias"],

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from megatron.core.dist_checkpointing import writer
-from megatron.core.dist_checkpointing.folder import complete_iterations, iteration_folder, newest_iteration
+from megatron.core.dist_checkpointing.folder import MARKER_FILE, complete_iterations, iteration_folder, newest_iteration
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
 from megatron.determinism.checkpoint import diff_checkpoints
@@ -23,7 +24,8 @@ from megatron.training.checkpoint import checkpointer
 from megatron.training.config.manifest import read_manifest
 from megatron.training.loop.step import TrainStep
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, read_lines
-from tests.support.legs import finished, run_legs
+from tests.support.legs import Ended, finished, leg, run_legs, with_data
+from tests.support.ranks import run_ranks
 
 QUICK = "--eval-iters 0 --log-interval 1"
 COSINE = Schedule(
@@ -258,6 +260,26 @@ def test_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -
         assert "rank 0: " in rank.error
         assert "--save" in rank.error
         assert "iteration" not in rank.out
+
+
+def leg_with_a_disk_of_its_own(words: str, root: Path) -> Ended:
+    """Rank function: the second rank finds other things where the first one has its checkpoints."""
+    return leg(words.replace(str(root), f"{root}/other") if dist.get_rank() == 1 else words)
+
+
+@pytest.mark.parametrize("there", ["no checkpoint", "another one"])
+def test_ranks_that_do_not_see_the_same_disk_say_so_at_once(tmp_path: Path, there: str) -> None:
+    """Instead of a wait that the time-out of a collective ends."""
+    (tmp_path / "other").mkdir()
+    finished(2, f"{QUICK} --save {tmp_path}/c --save-interval 1 --exit-interval 2")
+    if there == "another one":
+        shutil.copytree(tmp_path / "c", tmp_path / "other" / "c")
+        (tmp_path / "other" / "c" / MARKER_FILE).write_text("1")
+    words = with_data(f"{QUICK} --load {tmp_path}/c")
+    for rank in run_ranks(2, leg_with_a_disk_of_its_own, words, tmp_path, timeout_s=50):
+        assert rank.code == 3
+        assert f"ranks do not see the same checkpoints: rank 0: {tmp_path}/c/iter_0000002 with digest" in rank.error
+        assert f"; rank 1: {'no checkpoint' if there != 'another one' else tmp_path}" in rank.error
 
 
 def test_damaged_newest_is_3_on_every_rank_and_an_older_one_can_be_chosen(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -29,7 +30,7 @@ from megatron.training.checkpoint.content import (
     router_pieces_to_save,
 )
 from megatron.training.checkpoint.position import Position
-from megatron.training.checkpoint.restore import Start, put_back_generators, restore
+from megatron.training.checkpoint.restore import Start, put_back_generators, require_agreement, restore
 from megatron.training.config.manifest import differences, save_folder_problems
 from megatron.training.config.resume_rules import Source, find_source, saying_what_to_change
 from megatron.training.config.run import RunConfig
@@ -97,9 +98,12 @@ class Checkpointer:
         """Load what the settings name, if anything, into the optimizer and the model.
 
         Raises:
-            DamagedInputError: see ``restore``.
+            DamagedInputError: see ``restore``; or ranks see different checkpoints.
         """
         source = self._source = find_source(self._settings) if self._group is not None else None
+        if self._group is not None:
+            with saying_what_to_change(self._settings):
+                require_agreement(source, self._group)
         if source is not None and self._group is not None:
             started = time.monotonic()
             with saying_what_to_change(self._settings):
@@ -285,7 +289,9 @@ class Checkpointer:
 
     def _say(self, words: str) -> None:
         if self._groups.world.is_first:
-            print(words, flush=True)
+            # One write a line: a save in the background speaks while training does.
+            sys.stdout.write(words + "\n")
+            sys.stdout.flush()
 
 
 def _with_stored_schedule(trajectory: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:

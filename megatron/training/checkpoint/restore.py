@@ -10,7 +10,7 @@ import torch
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.contracts.stage import Stage
-from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
+from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
 from megatron.core.dist_checkpointing.facts import Facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, plain_piece
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
@@ -76,7 +76,6 @@ def restore(
     """
     folder, facts = source.folder, source.facts
     with_optimizer = takes_optimizer(config.checkpoint, source)
-    _require_agreement(source, group)
     kinds = (MASTERS, *(MOMENTS if with_optimizer else ()))
     wanted = [*parameter_pieces(optimizer, kinds), *router_pieces_to_load(chunks, groups)]
     require_same_tensors(folder, facts, wanted, group, (*kinds, *ROUTERS))
@@ -100,15 +99,16 @@ def restore(
     )
 
 
-def _require_agreement(source: Source, group: CheckpointGroup) -> None:
-    """All ranks found the same checkpoint: they may not see the same disk."""
-    found = [f"{path.name} with digest {digest}" for path, digest in group.gather((source.folder, _digest(source)))]
+def require_agreement(source: Source | None, group: CheckpointGroup) -> None:
+    """All ranks found the same checkpoint, or none: they may not see the same disk. Collective.
+
+    Raises:
+        DamagedInputError: on all ranks: they did not; names what each has found.
+    """
+    mine = "no checkpoint" if source is None else f"{source.folder} with digest {source.facts['digest']}"
+    found = group.gather(mine)
     if len(set(found)) > 1:
-        raise DamagedInputError(f"ranks do not see the same {source.folder}: {', '.join(dict.fromkeys(found))}")
-
-
-def _digest(source: Source) -> str:
-    return str(source.facts["digest"])
+        raise DamagedInputError(f"ranks do not see the same checkpoints: {'; '.join(name_ranks(found))}")
 
 
 def _prove_working_weights(optimizer: Optimizer, group: CheckpointGroup) -> None:
