@@ -8,7 +8,16 @@ import torch
 from megatron.core.digest.bits import same_bits
 from megatron.core.ops.blocked_fold.reference import blocked_fold
 from megatron.core.process_groups import ordered_reduce
-from megatron.core.process_groups.collectives import all_to_all_rows, exchange, sum_integers
+from megatron.core.process_groups.collectives import (
+    all_gather,
+    all_to_all,
+    all_to_all_rows,
+    all_to_all_terms,
+    broadcast,
+    exchange,
+    start_all_gather,
+    sum_integers,
+)
 from megatron.core.process_groups.float_sum_guard import refuse_float_sums
 from megatron.core.process_groups.groups import Placement, create_process_groups
 from megatron.core.process_groups.topology import plan_topology
@@ -128,6 +137,53 @@ def test_rank_indexed_collectives() -> None:
         ([0.0, 1.0, 2.0], 3, 0.0),
         ([0.0, 0.0, 1.0, 1.0, 2.0, 2.0], 3, 1.0),
     ]
+
+
+TYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int16, torch.bool, torch.float8_e4m3fn)
+SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (0,), (4, 2, 3), (4, 0), (5, 1))
+
+
+def _bits_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Any bits, such as no value has to survive: for bool, of which only two are values, those."""
+    generator = torch.Generator().manual_seed(rank)
+    bits = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, dtype.itemsize), generator=generator)
+    return bits.to(torch.uint8).view(dtype).view(shape)
+
+
+def _copies(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Rank function: one tensor over every way that copies travel, as bytes."""
+    group = groups_for_test().dp
+    mine = _bits_of(group.rank, shape, dtype)
+    slots, received = torch.stack([mine, mine]), torch.empty_like(mine)
+    exchange(group, [(1 - group.rank, mine)], [(1 - group.rank, received)])
+    whole = torch.zeros(2 * mine.numel(), dtype=dtype)
+    whole[group.rank * mine.numel() :][: mine.numel()] = mine.reshape(-1)
+    start_all_gather(group, whole)()
+    got = [all_gather(group, mine), all_to_all(group, slots), torch.stack(list(all_to_all_terms(group, slots)))]
+    got += [whole.view(2, *shape), broadcast(group, mine, 1), received]
+    if shape:
+        ones = [mine.shape[0] - 1, 1] if mine.shape[0] else [0, 0]
+        swapped = ones if group.rank == 0 else ones[::-1]
+        got.append(all_to_all_rows(group, mine, ones, [swapped[0], swapped[0]]))
+    return [copy.contiguous().view(-1).view(torch.uint8) for copy in got]
+
+
+def _copies_of_all(cases: list[tuple[tuple[int, ...], torch.dtype]]) -> list[list[torch.Tensor]]:
+    return [_copies(*case) for case in cases]
+
+
+def test_copies_keep_every_bit_of_every_type_and_shape() -> None:
+    cases = [(shape, dtype) for shape in SHAPES for dtype in TYPES]
+    for rank, seen in enumerate(run_ranks(2, _copies_of_all, cases)):
+        for (shape, dtype), got in zip(cases, seen, strict=True):
+            both = [_bits_of(r, shape, dtype) for r in range(2)]
+            pair = torch.stack(both)
+            want = [pair, pair, pair, pair, both[1], both[1 - rank]]
+            if shape:
+                cut = max(0, shape[0] - 1)
+                want.append(torch.cat([t[:cut] if rank == 0 else t[cut:] for t in both]))
+            bits = [t.contiguous().view(-1).view(torch.uint8) for t in want]
+            assert [torch.equal(a, b) for a, b in zip(got, bits, strict=True)] == [True] * len(want), (shape, dtype)
 
 
 def test_float_sums_outside_the_module_are_refused() -> None:

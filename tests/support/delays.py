@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron.core.process_groups import collectives
 
@@ -17,14 +17,14 @@ _CYCLES_PER_S = 1.5e9
 
 
 class Delayed:
-    """``torch.distributed``, except that one rank in two pauses up to ``LONGEST_S`` before a collective, and the others
-    now and then."""
+    """A module of collectives, except that one rank in two pauses up to ``LONGEST_S`` before each, and the others now
+    and then."""
 
-    def __init__(self, draw: random.Random) -> None:
-        self._draw, self._slow = draw, draw.random() < 0.5
+    def __init__(self, module: ModuleType, draw: random.Random, slow: bool) -> None:
+        self._module, self._draw, self._slow = module, draw, slow
 
     def __getattr__(self, name: str) -> Any:
-        found: Any = getattr(dist, name)
+        found: Any = getattr(self._module, name)
         return self._late(found) if callable(found) and name.startswith(("all_", "batch_", "broadcast")) else found
 
     def _late(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,10 +40,11 @@ class Delayed:
 
 def delay_collectives(seed: int, rank: int) -> Callable[[], None]:
     """Delay the collectives of this process from now on; returns what ends that."""
-    real = collectives.dist
-    collectives.dist = Delayed(random.Random(1000 * seed + rank))
+    real, draw = (collectives.dist, collectives.backend), random.Random(1000 * seed + rank)
+    slow = draw.random() < 0.5
+    collectives.dist, collectives.backend = (Delayed(module, draw, slow) for module in real)
 
     def end() -> None:
-        collectives.dist = real
+        collectives.dist, collectives.backend = real
 
     return end

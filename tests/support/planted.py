@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import OpTable, build_table
+from megatron.core.process_groups import backend
 from megatron.core.process_groups.groups import create_process_groups
 from megatron.core.tensor_parallel.parameter import ModelParameter
 from megatron.core.transformer.moe.balance import AuxiliaryLosses
@@ -199,17 +201,16 @@ def drifting_replica(run: Run, strikes: bool, rank: int) -> None:
 @contextmanager
 def other_path(strikes: bool, rank: int) -> Iterator[None]:
     """An exchange between more than one rank arrives with another bit."""
-    original = dist.all_to_all_single
+    original = backend.all_to_all
 
-    def all_to_all_single(out: torch.Tensor, *args: object, **kwargs: object) -> dist.Work | None:
-        work = original(out, *args, **kwargs)
-        if strikes and "output_split_sizes" in kwargs and out.numel():
-            if work is not None:
-                work.wait()
-            out.numpy()[0] ^= 1
+    def all_to_all(group: Any, out: torch.Tensor, rows: torch.Tensor, *counts: list[int], **how: bool) -> Any:
+        work = original(group, out, rows, *counts, **how)
+        if strikes and counts and out.numel():
+            backend.complete(work)
+            out.view(-1)[:1].view(torch.uint8).numpy()[0] ^= 1
         return work
 
-    with mock.patch.object(dist, "all_to_all_single", all_to_all_single):
+    with mock.patch.object(backend, "all_to_all", all_to_all):
         yield
 
 

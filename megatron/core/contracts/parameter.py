@@ -61,16 +61,21 @@ def accumulate_grad(param: ModelParameter, grad: torch.Tensor, stage: str = "") 
 
 class _UseInFp32(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, param: ModelParameter) -> torch.Tensor:
-        ctx.param = param
-        return param.detach().to(torch.float32, copy=True)
+    def forward(ctx, *params: ModelParameter) -> tuple[torch.Tensor, ...]:
+        ctx.params = params
+        return tuple(param.detach().float() for param in params)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> torch.Tensor | None:
-        return accumulate_grad(ctx.param, grad)
+    def backward(ctx, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return tuple(map(accumulate_grad, ctx.params, grads))
+
+
+def use_all_in_fp32(*params: ModelParameter) -> tuple[torch.Tensor, ...]:
+    """Small parameters that are used together (norm weight and bias, conv taps, ...) as fp32, to be read only; their
+    gradients arrive in fp32 and go straight into the main gradients. Call it once per use, and use them all."""
+    return _UseInFp32.apply(*params)
 
 
 def use_in_fp32(param: ModelParameter) -> torch.Tensor:
-    """The small parameter (norm weight, bias, conv taps, ...) as fp32; its gradient arrives in fp32 and goes straight
-    into the main gradient. Call it once per use."""
-    return _UseInFp32.apply(param)
+    """``use_all_in_fp32`` of one."""
+    return _UseInFp32.apply(param)[0]

@@ -1,7 +1,7 @@
 """Collectives whose result does not depend on how the transport works: rank-indexed copies, integer sums, maxima.
 
-Nothing here adds floating-point numbers; those sums live in ``ordered_reduce``. Copies travel as bytes, so every type
-works on every backend. Functions return new tensors unless they say otherwise, and send nothing in a group of one.
+Nothing here adds floating-point numbers; those sums live in ``ordered_reduce``. Copies keep every bit of every type on
+every backend. Functions return new tensors unless they say otherwise, and send nothing in a group of one.
 Those called ``start_...`` return at once, with a function that waits for the result; told to a probe they wait
 themselves, so that a trace shows what arrived.
 """
@@ -9,17 +9,14 @@ themselves, so that a trace shows what arrived.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from megatron.core.process_groups import backend
 from megatron.core.process_groups.groups import Group
-
-# torch 2.13 calls it otherwise, and warns of the older name.
-_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -47,10 +44,6 @@ def told(collective: Callable[Concatenate[Group, _P], _R]) -> Callable[Concatena
     return call
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
-
-
 Waiting = Callable[[], None]
 """Waits for what was started; on CUDA the current stream does."""
 
@@ -65,9 +58,10 @@ def all_gather(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.contiguous()
     if group.size == 1:
         return tensor.unsqueeze(0).clone()
-    out = torch.empty((group.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    _all_gather(_bytes(out), _bytes(tensor), group=group.handle)
-    return out
+    rows = tensor if tensor.dim() else tensor.view(1)
+    out = torch.empty((group.size * rows.shape[0], *rows.shape[1:]), dtype=tensor.dtype, device=tensor.device)
+    backend.all_gather(group.handle, out, rows)
+    return out.view(group.size, *tensor.shape)
 
 
 def _slot_each(group: Group, slots: torch.Tensor) -> torch.Tensor:
@@ -84,7 +78,7 @@ def all_to_all(group: Group, slots: torch.Tensor) -> torch.Tensor:
     if group.size == 1:
         return slots.clone()
     out = torch.empty_like(slots)
-    dist.all_to_all_single(_bytes(out), _bytes(slots), group=group.handle)
+    backend.all_to_all(group.handle, out, slots)
     return out
 
 
@@ -111,11 +105,11 @@ def _start_terms(group: Group, slots: torch.Tensor) -> Callable[[], Sequence[tor
         # Empty tensors are not sent: a copy to oneself takes as long as a transfer to a neighbour.
         sent = [slot if member != group.rank else slot[:0] for member, slot in enumerate(slots)]
         terms = [torch.empty_like(slot) for slot in sent]
-        dist.all_to_all([_bytes(term) for term in terms], [_bytes(slot) for slot in sent], group=group.handle)
+        backend.all_to_all_pieces(group.handle, terms, sent)
         terms[group.rank] = slots[group.rank]
         return lambda: terms
     out = torch.empty_like(slots)
-    work = dist.all_to_all_single(_bytes(out), _bytes(slots), group=group.handle, async_op=not slots.is_cuda)
+    work = backend.all_to_all(group.handle, out, slots, beside=not slots.is_cuda)
 
     def arrived() -> torch.Tensor:
         if work is not None:
@@ -135,12 +129,8 @@ def start_all_gather(group: Group, whole: torch.Tensor) -> Waiting:
     if group.probe is not None:
         whole.copy_(all_gather(group, mine).view(-1))
         return nothing_to_wait_for
-    work = _all_gather(_bytes(whole), _bytes(mine), group=group.handle, async_op=True)
-    return lambda: _wait(work)
-
-
-def _wait(work: dist.Work) -> None:
-    work.wait()
+    work = backend.all_gather(group.handle, whole, mine, beside=True)
+    return lambda: backend.complete(work)
 
 
 @told
@@ -152,15 +142,8 @@ def all_to_all_rows(
     rows = rows.contiguous()
     if group.size == 1:
         return rows.clone()
-    row_bytes = rows.element_size() * math.prod(rows.shape[1:])
     out = torch.empty((sum(receive_counts), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
-    dist.all_to_all_single(
-        _bytes(out),
-        _bytes(rows),
-        output_split_sizes=[n * row_bytes for n in receive_counts],
-        input_split_sizes=[n * row_bytes for n in send_counts],
-        group=group.handle,
-    )
+    backend.all_to_all(group.handle, out, rows, receive_counts, send_counts)
     return out
 
 
@@ -171,7 +154,7 @@ def broadcast(group: Group, tensor: torch.Tensor, source: int = 0) -> torch.Tens
     if group.size == 1:
         return tensor.clone()
     out = tensor.clone()
-    dist.broadcast(_bytes(out), src=group.ranks[source], group=group.handle)
+    dist.broadcast(backend.carried(out), src=group.ranks[source], group=group.handle)
     return out
 
 
@@ -186,7 +169,7 @@ def sum_integers(group: Group, tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"sum_integers got {tensor.dtype}; floating-point sums belong to ordered_reduce")
     out = tensor.clone()
     if group.size > 1:
-        dist.all_reduce(out, op=dist.ReduceOp.SUM, group=group.handle)
+        backend.all_reduce(group.handle, out)
     return out
 
 
@@ -195,7 +178,7 @@ def maximum(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Elementwise maximum over the group; the same in any order. NaN is not supported."""
     out = tensor.clone()
     if group.size > 1:
-        dist.all_reduce(out, op=dist.ReduceOp.MAX, group=group.handle)
+        backend.all_maximum(group.handle, out)
     return out
 
 
@@ -243,8 +226,8 @@ def _channel(group: Group, source: int, target: int) -> str:
 def _start_exchange(
     group: Group, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
 ) -> Waiting:
-    ops = [dist.P2POp(dist.irecv, _bytes(t), group.ranks[peer], group.handle) for peer, t in receives]
-    ops += [dist.P2POp(dist.isend, _bytes(t), group.ranks[peer], group.handle) for peer, t in sends]
+    ops = [dist.P2POp(dist.irecv, backend.carried(t), group.ranks[peer], group.handle) for peer, t in receives]
+    ops += [dist.P2POp(dist.isend, backend.carried(t), group.ranks[peer], group.handle) for peer, t in sends]
     if not ops:
         return nothing_to_wait_for
     # Holds the operations, and so the tensors, until they are waited for.

@@ -79,9 +79,10 @@ def refuse_float_sums() -> Callable[[], None]:
 
 def _guarded(name: str, method: Callable[..., Any], functional: torch.library.Library) -> Callable[..., Any]:
     def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        if not stated_order.entered and _operation(given) not in _FREE_OF_ORDER:
-            _require_exact(f"ProcessGroup.{name}", given)
+        if not stated_order.entered:
+            given = [*args, *kwargs.values()]
+            if _operation(given) not in _FREE_OF_ORDER:
+                _require_exact(f"ProcessGroup.{name}", given)
         return method(group, *args, **kwargs)
 
     # The registration in the dispatcher lives as long as somebody holds it.

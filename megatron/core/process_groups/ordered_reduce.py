@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from megatron.core.process_groups import backend
 from megatron.core.process_groups.collectives import (
     Waiting,
     all_gather,
@@ -34,9 +35,6 @@ from megatron.core.process_groups.collectives import (
 from megatron.core.process_groups.float_sum_guard import stated_order
 from megatron.core.process_groups.groups import Group
 from megatron.core.process_groups.running_fold import RunningFold, Slots
-
-# torch 2.13 calls it otherwise, and warns of the older name.
-_reduce_scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
 
 _SMALL_BYTES = 1 << 15
 _SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
@@ -53,13 +51,13 @@ def _adds_in_transit(group: Group, tensor: torch.Tensor) -> bool:
 
 def _scattered_by_backend(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     out = tensor.new_empty(tensor.shape[0] // group.size, *tensor.shape[1:])
-    _reduce_scatter(out, tensor.contiguous(), group=group.handle)
+    backend.reduce_scatter(group.handle, out, tensor.contiguous())
     return out
 
 
 def _reduced_by_backend(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     out = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, group=group.handle)
+    backend.all_reduce(group.handle, out)
     return out
 
 

@@ -8,7 +8,7 @@ from megatron.core.config.mamba import CHUNK_SIZE, GATED_NORM_EPSILON
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.contracts.param_spec import ParamSpec
-from megatron.core.contracts.parameter import use_in_fp32
+from megatron.core.contracts.parameter import use_all_in_fp32, use_in_fp32
 from megatron.core.ssm.mamba_params import mamba_sizes, mixer_specs
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.norm import NormColumnParallelLinear
@@ -72,16 +72,19 @@ class MambaMixer(torch.nn.Module):
         inner, channels = sizes.inner, sum(sizes.conv_parts)
         rows_BSX = self.in_proj(x_SBH).transpose(0, 1)
         z_BSX, conv_BSC, dt_BSN = rows_BSX.split([inner, channels, sizes.heads], dim=-1)
-        conv_BSC = self._conv(conv_BSC, use_in_fp32(self.conv1d_weight).squeeze(1), use_in_fp32(self.conv1d_bias))
+        taps_C1W, bias_C, A_log_N, D_N, dt_bias_N = use_all_in_fp32(
+            self.conv1d_weight, self.conv1d_bias, self.A_log, self.D, self.dt_bias
+        )
+        conv_BSC = self._conv(conv_BSC, taps_C1W.squeeze(1), bias_C)
         inner_BSX, B_BSX, C_BSX = conv_BSC.split(sizes.conv_parts, dim=-1)
         y_BSND = self._scan(
             inner_BSX.unflatten(-1, (sizes.heads, sizes.head_dim)),
             dt_BSN,
-            use_in_fp32(self.A_log),
+            A_log_N,
             B_BSX.unflatten(-1, (sizes.groups, sizes.state)),
             C_BSX.unflatten(-1, (sizes.groups, sizes.state)),
-            use_in_fp32(self.D),
-            dt_bias_N=use_in_fp32(self.dt_bias),
+            D_N,
+            dt_bias_N=dt_bias_N,
             chunk_size=CHUNK_SIZE,
         )
         gated_BSX = self.norm(y_BSND.flatten(2), z_BSX)

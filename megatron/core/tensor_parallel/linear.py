@@ -33,23 +33,32 @@ def add_weight_grad(
 
 class _Linear(torch.autograd.Function):
     """y = x W^T. With ``gather`` the input is cut along the sequence: it is gathered for the product, and gathered
-    again in the backward instead of being kept."""
+    again in the backward instead of being kept. With ``scatter`` the output is: the ranks' products are added."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_SBX: torch.Tensor, weight_YX: ModelParameter, context: ModelContext, gather: bool, stage: str
+        ctx: Any,
+        x_SBX: torch.Tensor,
+        weight_YX: ModelParameter,
+        context: ModelContext,
+        cut: tuple[bool, bool],
+        stage: str,
     ) -> torch.Tensor:
         ctx.save_for_backward(x_SBX)
-        ctx.weight, ctx.context, ctx.gather, ctx.stage = weight_YX, context, gather, stage
+        ctx.weight, ctx.context, ctx.stage = weight_YX, context, stage
+        ctx.gather, ctx.scatter = gather, scatter = cut
         whole = gather_rows(x_SBX, context) if gather else x_SBX
         # Always a product of two matrices: a batched one would be slow, and its bits could hang on strides.
         y_RY = torch.nn.functional.linear(whole.flatten(0, -2), weight_YX)
-        return y_RY.view(*whole.shape[:-1], -1)
+        y_SBY = y_RY.view(*whole.shape[:-1], -1)
+        return context.sums.reduce_scatter_rows(context.groups.tp, y_SBY) if scatter else y_SBY
 
     @staticmethod
     def backward(ctx: Any, dy_SBY: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         (x_SBX,) = ctx.saved_tensors
         context, weight = ctx.context, ctx.weight
+        if ctx.scatter:
+            dy_SBY = gather_rows(dy_SBY, context)
         dy_RY = dy_SBY.flatten(0, -2).contiguous()
         dx_SBX = dweight_YX = None
         if ctx.needs_input_grad[0]:
@@ -65,15 +74,23 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(
-    x: torch.Tensor, weight: ModelParameter, context: ModelContext, *, gather: bool = False, stage: str = ""
+    x: torch.Tensor,
+    weight: ModelParameter,
+    context: ModelContext,
+    *,
+    gather: bool = False,
+    scatter: bool = False,
+    stage: str = "",
 ) -> torch.Tensor:
     """``x W^T`` in the activation type, over the last dimension of ``x``.
 
     With ``gather``, ``x`` holds this rank's positions ``[S / TP, ...]`` and the result all of them; the gradient of
-    ``x`` is the ordered sum over the ranks, scattered back. ``stage`` names the main-gradient buffer of a weight that
-    is used at both ends of the pipeline.
+    ``x`` is the ordered sum over the ranks, scattered back. With ``scatter`` it is the other way round: the result is
+    this rank's positions of the ordered sum, and its gradient is gathered. ``stage`` names the main-gradient buffer of
+    a weight that is used at both ends of the pipeline.
     """
-    return _Linear.apply(x, weight, context, gather and context.groups.tp.size > 1, stage)
+    several = context.groups.tp.size > 1
+    return _Linear.apply(x, weight, context, (gather and several, scatter and several), stage)
 
 
 def add_bias(y: torch.Tensor, bias: ModelParameter | None) -> torch.Tensor:

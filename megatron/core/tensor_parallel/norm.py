@@ -70,11 +70,9 @@ class NormColumnParallelLinear(ColumnParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        source = x.detach()
-
-        def again() -> torch.Tensor:
-            return self._normalize(source, self.layer_norm_weight, self.layer_norm_bias)
-
-        normal = self._normalize(x, self.layer_norm_weight, self.layer_norm_bias)
-        with keeping(again, normal, self._recomputes_norm):
+        normal = self._normalized(x)
+        with keeping(self._normalized, normal, x, wanted=self._recomputes_norm):
             return super().forward(normal)
+
+    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
+        return self._normalize(x, self.layer_norm_weight, self.layer_norm_bias)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.ops.rerun import rerun
 
 Layers = Callable[[torch.Tensor, Microbatch, StageReport], torch.Tensor]
+
+_AS_EVER = contextlib.nullcontext()
 
 
 class _Again(torch.autograd.Function):
@@ -65,13 +67,14 @@ def run_again(run: Layers, x: torch.Tensor, microbatch: Microbatch, report: Stag
     return _Again.apply(either, x)
 
 
-@contextlib.contextmanager
-def keeping(produce: Callable[[], torch.Tensor], value: torch.Tensor, wanted: bool = True) -> Iterator[None]:
-    """Inside, whatever would keep ``value`` (contiguous, the result of ``produce()``) for its backward keeps
-    ``produce`` and calls it then. Does nothing unless ``wanted``."""
+def keeping(
+    produce: Callable[..., torch.Tensor], value: torch.Tensor, *sources: torch.Tensor, wanted: bool = True
+) -> contextlib.AbstractContextManager[Any]:
+    """Inside, whatever would keep ``value`` (contiguous, the result of ``produce(*sources)``) for its backward keeps
+    ``produce`` and ``sources`` and calls it then. Does nothing unless ``wanted``."""
     if not wanted:
-        yield
-        return
+        return _AS_EVER
+    sources = tuple(source.detach() for source in sources)
     place, numel = value.data_ptr(), value.numel()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | tuple[torch.Size]:
@@ -82,7 +85,6 @@ def keeping(produce: Callable[[], torch.Tensor], value: torch.Tensor, wanted: bo
         if isinstance(kept, torch.Tensor):
             return kept
         with rerun(), torch.no_grad():
-            return produce().view(kept[0])
+            return produce(*sources).view(kept[0])
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

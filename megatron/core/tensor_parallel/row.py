@@ -7,7 +7,7 @@ import torch
 from megatron.core.contracts.param_spec import Initial
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import add_bias, linear
-from megatron.core.tensor_parallel.mappings import leave_tp
+from megatron.core.tensor_parallel.mappings import reduce_from_tp
 from megatron.core.tensor_parallel.parameter import create_parameter, cut_spec, replicated_spec
 
 
@@ -42,4 +42,6 @@ class RowParallelLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        return add_bias(leave_tp(linear(x, self.weight, self.context), self.context), self.bias)
+        scatter = self.context.cuts_sequence
+        y = linear(x, self.weight, self.context, scatter=scatter)
+        return add_bias(y if scatter else reduce_from_tp(y, self.context), self.bias)

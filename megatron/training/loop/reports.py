@@ -99,7 +99,7 @@ def _pack(
     """``[pass, micro-batch, width, 2]`` fp64: (present, value) of loss sum and token count of the trunk and of every
     depth, per-layer values."""
     passes, num_microbatches = len(reports[0]), len(reports[0][0])
-    packed = torch.zeros(passes * num_microbatches, expected.width, 2, dtype=torch.float64, device=device)
+    columns: list[torch.Tensor | None] = [None] * (passes * num_microbatches * expected.width)
     for chunk in reports:
         for index, report in enumerate(report for one_pass in chunk for report in one_pass):
             present = list(enumerate([report.loss_sum, report.num_tokens, *itertools.chain(*report.depths)]))
@@ -111,8 +111,15 @@ def _pack(
                 ]
             for column, value in present:
                 if value is not None:
-                    packed[index, column, 0] = 1.0
-                    packed[index, column, 1] = value.detach().to(torch.float64)
+                    columns[index * expected.width + column] = value
+    # All values of a type at once: each by itself would be three launches, at the end of the step.
+    values = torch.zeros(len(columns), dtype=torch.float64, device=device)
+    zero, one = values.new_zeros(()), values.new_ones(())
+    for dtype in dict.fromkeys(value.dtype for value in columns if value is not None):
+        other = zero.to(dtype)
+        values += torch.stack([value if value is not None and value.dtype == dtype else other for value in columns])
+    presence = torch.stack([zero if value is None else one for value in columns])
+    packed = torch.stack((presence, values), dim=1).detach()
     return packed.view(passes, num_microbatches, expected.width, 2)
 
 

@@ -34,14 +34,14 @@ class HybridLayer(torch.nn.Module):
 
     def forward(self, x_SBH: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The residual stream behind this layer, in the type it came in."""
-        norm = None if self._pre_norm is None else self.get_submodule(self._pre_norm)
-        sublayer = self.get_submodule(self._slot)
+        norm = None if self._pre_norm is None else self._modules[self._pre_norm]
+        sublayer = self._modules[self._slot]
         run = functools.partial(run_again, sublayer) if self._recomputes else sublayer
         if norm is None:
             out_SBH = run(x_SBH, microbatch, report)
         else:
-            inner_SBH, source_SBH = norm(x_SBH), x_SBH.detach()
-            with keeping(lambda: norm(source_SBH), inner_SBH, self._recomputes_norm):
+            inner_SBH = norm(x_SBH)
+            with keeping(norm, inner_SBH, x_SBH, wanted=self._recomputes_norm):
                 out_SBH = run(inner_SBH, microbatch, report)
         return x_SBH + self._dropout(out_SBH, microbatch)
 

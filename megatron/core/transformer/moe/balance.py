@@ -31,12 +31,13 @@ class _AttachLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
-        ctx.scale, ctx.one = scale, torch.ones_like(loss)
+        ctx.scale = scale
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return grad, ctx.one * ctx.scale, None
+        scale = ctx.scale
+        return grad, scale if isinstance(scale, torch.Tensor) else grad.new_full((), scale), None
 
 
 class _GlobalCounts:
@@ -88,13 +89,13 @@ class AuxiliaryLosses:
             count_BE = sum_integers(self.context.groups.tp, count_BE)
         p_BE = p_TE.view(length, sequences, -1).sum(dim=0)
         factor = self.num_experts / (self.topk * float(self._tokens(length)) ** 2 * sequences)
-        return (p_BE * count_BE.to(torch.float32)).sum() * factor
+        return (p_BE * count_BE).sum() * factor
 
     def _global_loss(self, p_TE: torch.Tensor, chosen_TE: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
         tokens = self._tokens(p_TE.shape[0])
         count_E = self._global.up_to(chosen_TE.sum(dim=0), microbatch)
         seen = float(p_TE.shape[0] * self.context.groups.tp_dp.size * (microbatch.index + 1))
-        return (p_TE.sum(dim=0) * count_E.to(torch.float32)).sum() * (self.num_experts / (self.topk * tokens * seen))
+        return (p_TE.sum(dim=0) * count_E).sum() * (self.num_experts / (self.topk * tokens * seen))
 
     def _losses(
         self, logits_TE: torch.Tensor, score_TE: torch.Tensor, batch: int, microbatch: Microbatch
@@ -130,6 +131,7 @@ class AuxiliaryLosses:
         ``scores`` are fp32 logits and scores ``[T, E]``, tokens in (s, b) order with ``batch`` sequences.
         """
         for name, coefficient, loss in self._losses(*scores, batch, microbatch):
-            report.add_layer_value(name, layer, loss.detach() / microbatch.applications)
-            weight_Tk = _AttachLoss.apply(weight_Tk, loss, microbatch.weight * (coefficient / microbatch.applications))
+            uses = microbatch.applications
+            report.add_layer_value(name, layer, loss.detach() if uses == 1 else loss.detach() / uses)
+            weight_Tk = _AttachLoss.apply(weight_Tk, loss, microbatch.weight * (coefficient / uses))
         return weight_Tk

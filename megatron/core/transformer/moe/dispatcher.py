@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from megatron.core.config.transformer import TransformerConfig
 from megatron.core.process_groups.collectives import all_gather, all_to_all, all_to_all_rows
 from megatron.core.process_groups.groups import Group
 from megatron.core.tensor_parallel.context import ModelContext
@@ -47,13 +48,14 @@ class Exchange:
 def rows_to_send(routing: Routing, ep: int, etp: int) -> torch.Tensor:
     """``[T, k * etp]``: the row of every copy when rows are sorted by (owner of the expert, expert-tensor rank,
     expert, token); -1 for choices that are not kept. An expert has ``rows_E`` rows, of which the last may be unused."""
-    ids_Tk, rows_E, kept_Tk = routing.ids_Tk, routing.rows_E, routing.kept_Tk
-    # Scans along a row: the scan down a column is a hundred times slower on a GPU.
-    up_to_ET = routing.taken_TE.t().contiguous().cumsum(dim=1)
-    start_E = rows_E.cumsum(0) - rows_E
-    row_Tk = up_to_ET.gather(0, ids_Tk.t()).t().contiguous() - 1 + start_E[ids_Tk]
+    ids_Tk, rows_E, kept_Tk, taken_TE = routing.ids_Tk, routing.rows_E, routing.kept_Tk, routing.taken_TE
+    # One scan over all experts' tokens: one down the columns is a hundred times slower on a GPU.
+    taken_ET = taken_TE.t().to(torch.int64, memory_format=torch.contiguous_format)
+    up_to_ET = taken_ET.view(-1).cumsum(0).view_as(taken_ET)
+    row_Tk = up_to_ET.gather(0, ids_Tk.t()).t().contiguous() - 1
     if kept_Tk is not None:
-        row_Tk = torch.where(kept_Tk, row_Tk, -1)
+        unused_E = rows_E - taken_ET.sum(dim=1)
+        row_Tk = torch.where(kept_Tk, row_Tk + (unused_E.cumsum(0) - unused_E)[ids_Tk], -1)
     if etp == 1:
         return row_Tk
     per_owner = rows_E.view(ep, -1).sum(dim=1)
@@ -64,14 +66,29 @@ def rows_to_send(routing: Routing, ep: int, etp: int) -> torch.Tensor:
     return torch.where(row_Tk.unsqueeze(-1) < 0, -1, row_Tk.unsqueeze(-1) + skipped_TkR).flatten(1)
 
 
-def sort_by_expert(count_SE: torch.Tensor, total: int) -> torch.Tensor:
-    """Order of ``total`` rows received as (sender, expert, position) that makes them (expert, sender, position);
-    ``count_SE`` counts rows by sender and expert. The transposed counts give the inverse order."""
-    count_ES = count_SE.t().contiguous()
-    starts_ES = (count_SE.flatten().cumsum(0) - count_SE.flatten()).view(count_SE.shape).t()
-    wanted_ES = (count_ES.flatten().cumsum(0) - count_ES.flatten()).view(count_ES.shape)
-    shift = torch.repeat_interleave((starts_ES - wanted_ES).flatten(), count_ES.flatten(), output_size=total)
-    return shift + torch.arange(total, device=count_SE.device)
+class Sorting:
+    """Between rows as they come, (sender, expert, position), and as experts want them, (expert, sender, position)."""
+
+    def __init__(self, senders: int, experts: int, device: torch.device) -> None:
+        # The blocks of rows of one sender and one expert, all as wanted, then all as they come: where each is among
+        # the counts, and where it is in the other half.
+        number = torch.arange(senders * experts, device=device)
+        wanted, come = number.view(senders, experts).t().flatten(), number.view(experts, senders).t().flatten()
+        self._place, self._opposite = torch.cat((wanted, number)), torch.cat((wanted + number.numel(), come))
+
+    def start(self, count_SE: torch.Tensor) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+        """Call the result with the number of rows for the order that makes rows as they come those that are wanted, and
+        its inverse; ``count_SE`` counts them by sender and expert."""
+        count = count_SE.flatten().index_select(0, self._place)
+        start = count.view(2, -1).cumsum(dim=1).view(-1) - count
+        shift = start.index_select(0, self._opposite) - start
+
+        def orders(total: int) -> tuple[torch.Tensor, torch.Tensor]:
+            by_row = torch.repeat_interleave(shift, count, output_size=2 * total).view(2, total)
+            sort, unsort = (by_row + torch.arange(total, device=by_row.device)).unbind()
+            return sort, unsort
+
+        return orders
 
 
 def _outward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
@@ -88,13 +105,15 @@ def _homeward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
 
 class _ToExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
+    def forward(
+        ctx: Any, rows_RH: torch.Tensor, weight_R1: torch.Tensor, plan: Exchange
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.plan = plan
-        return _outward(rows, plan)
+        return _outward(rows_RH, plan), _outward(weight_R1, plan)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _homeward(grad, ctx.plan), None
+    def backward(ctx: Any, grad_RH: torch.Tensor, grad_R1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return _homeward(grad_RH, ctx.plan), _homeward(grad_R1, ctx.plan), None
 
 
 class _FromExperts(torch.autograd.Function):
@@ -166,10 +185,13 @@ def _alone(group: Group, row_of_TJ: torch.Tensor, ends_E: torch.Tensor, total: i
 
 
 class TokenDispatcher:
-    """The exchange over one rank's expert group; ``gathers``: tokens are gathered, instead of sent where they go."""
+    """The exchange over one rank's expert group: tokens are sent where they go, or gathered, as the configuration
+    says."""
 
-    def __init__(self, gathers: bool, context: ModelContext) -> None:
-        self._groups, self._gathers = context.groups, gathers
+    def __init__(self, config: TransformerConfig, context: ModelContext) -> None:
+        groups = self._groups = context.groups
+        self._gathers = config.moe_token_dispatcher_type == "allgather"
+        self._sorting = Sorting(groups.expert.size, config.num_moe_experts // groups.ep.size, groups.device)
         self._ops = _Ops(context.ops["moe_permute"], context.ops["moe_unpermute"])
 
     def start_plan(self, routing: Routing) -> Callable[[], Exchange]:
@@ -189,10 +211,12 @@ class TokenDispatcher:
         count_SE = all_to_all(group, send_RE) if every_SRE is None else every_SRE[:, group.rank].contiguous()
         sizes = _start_reading(torch.stack((send_RE, count_SE)).sum(dim=2))
         every_STJ = all_gather(group, row_of_TJ) if self._gathers else row_of_TJ
+        # All that needs no sizes, so that the device waits for nothing else once they are known.
+        orders, ends_E = self._sorting.start(count_SE), count_SE.sum(dim=0).cumsum(0, dtype=torch.int32)
 
         def plan() -> Exchange:
             sent, received = sizes().tolist()
-            unsort = sort_by_expert(count_SE.t().contiguous(), sum(received))
+            sort, unsort = orders(sum(received))
             places = None
             if every_SRE is not None:
                 places = places_here(every_STJ, every_SRE.sum(dim=2), group.rank, unsort)
@@ -201,8 +225,8 @@ class TokenDispatcher:
                 row_of_TJ=row_of_TJ,
                 sent=sent,
                 received=received,
-                ends_E=count_SE.sum(dim=0).cumsum(0, dtype=torch.int32),
-                sort=sort_by_expert(count_SE, sum(received)),
+                ends_E=ends_E,
+                sort=sort,
                 unsort=unsort,
                 place_of_AJ=places,
             )
@@ -218,7 +242,8 @@ class TokenDispatcher:
             return rows_RH, _FromEveryone.apply(weight_C1, row_of_CJ, plan, self._ops).squeeze(1)
         rows_RH = self._ops.permute(x_TH, plan.row_of_TJ, sum(plan.sent))
         weight_R1 = self._ops.permute(weight_C1, row_of_CJ, sum(plan.sent))
-        return _ToExperts.apply(rows_RH, plan), _ToExperts.apply(weight_R1, plan).squeeze(1)
+        rows_RH, weight_R1 = _ToExperts.apply(rows_RH, weight_R1, plan)
+        return rows_RH, weight_R1.squeeze(1)
 
     def combine(self, rows_RH: torch.Tensor, plan: Exchange) -> torch.Tensor:
         """The experts' outputs back at their tokens, added up: ``[T, H]``."""

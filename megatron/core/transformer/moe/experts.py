@@ -157,11 +157,9 @@ class GroupedMLP(torch.nn.Module):
     def forward(self, rows_RH: torch.Tensor, weight_R: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
         """Outputs ``[R, H]``; ``weight_R`` is the routing weight of each row."""
         inner_RF = self.linear_fc1(rows_RH, ends_E)
-        source_RF, source_R = inner_RF.detach(), weight_R.detach()
-
-        def again() -> torch.Tensor:
-            return self._activation(source_RF, self._kind, source_R)
-
-        active_RF = self._activation(inner_RF, self._kind, weight_R)
-        with keeping(again, active_RF, self._recomputes_activation):
+        active_RF = self._active(inner_RF, weight_R)
+        with keeping(self._active, active_RF, inner_RF, weight_R, wanted=self._recomputes_activation):
             return self.linear_fc2(active_RF, ends_E, weight_R)
+
+    def _active(self, inner_RF: torch.Tensor, weight_R: torch.Tensor) -> torch.Tensor:
+        return self._activation(inner_RF, self._kind, weight_R)

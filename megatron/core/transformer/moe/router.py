@@ -157,7 +157,7 @@ class TopKRouter(torch.nn.Module):
         count_E = chosen_TE.sum(dim=0)
         if microbatch.training:
             if self.has_bias and not microbatch.recomputing:
-                self.token_counts_E += count_E
+                self.token_counts_E.add_(count_E)
             weight_Tk = self.losses.apply(weight_Tk, (logits_TE, score_TE), batch, self.layer, microbatch, report)
         return self._limited(
             Routing(ids_Tk=ids_Tk, weight_Tk=weight_Tk, count_E=count_E, taken_TE=chosen_TE, rows_E=count_E)

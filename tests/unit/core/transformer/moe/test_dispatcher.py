@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.core.ops.router_table.reference import router_table
-from megatron.core.transformer.moe.dispatcher import places_here, rows_to_send, sort_by_expert
+from megatron.core.transformer.moe.dispatcher import Sorting, places_here, rows_to_send
 from megatron.core.transformer.moe.router import Routing
 
 
@@ -71,24 +71,23 @@ def test_gathered_copies_go_where_sent_ones_arrive(ep: int, etp: int) -> None:
             by_row[rows_STJ[sender].flatten()] = labels[sender]
             arrived.append(by_row.split(count_SRE[sender].sum(1).tolist())[rank])
         received, count_SE = torch.cat(arrived), count_SRE[:, rank].contiguous()
-        unsort = sort_by_expert(count_SE.t().contiguous(), len(received))
+        sort, unsort = Sorting(*count_SE.shape, count_SE.device).start(count_SE)(len(received))
         places = places_here(rows_STJ, count_SRE.sum(2), rank, unsort).flatten()
         assert int((places >= 0).sum()) == len(received)
-        assert [labels.flatten()[places == i].item() for i in range(len(received))] == received[
-            sort_by_expert(count_SE, len(received))
-        ].tolist()
+        assert [labels.flatten()[places == i].item() for i in range(len(received))] == received[sort].tolist()
 
 
 def test_received_rows_are_sorted_by_expert_then_sender() -> None:
     count_SE = torch.tensor([[2, 0, 1], [0, 0, 0], [1, 3, 2], [0, 1, 0]])
     received = [(e, s, p) for s, row in enumerate(count_SE.tolist()) for e, n in enumerate(row) for p in range(n)]
-    order = sort_by_expert(count_SE, len(received))
+    order, inverse = Sorting(4, 3, count_SE.device).start(count_SE)(len(received))
     assert [received[i] for i in order.tolist()] == sorted(received)
-    assert torch.equal(order[sort_by_expert(count_SE.t(), len(received))], torch.arange(len(received)))
+    assert torch.equal(order[inverse], torch.arange(len(received)))
 
 
 def test_nothing_received() -> None:
-    assert sort_by_expert(torch.zeros(3, 2, dtype=torch.int64), 0).shape == (0,)
+    count_SE = torch.zeros(3, 2, dtype=torch.int64)
+    assert [order.shape for order in Sorting(3, 2, count_SE.device).start(count_SE)(0)] == [(0,), (0,)]
 
 
 @pytest.mark.parametrize(("ep", "etp"), [(1, 1), (2, 1), (2, 2)])
