@@ -196,11 +196,8 @@ def _write_item(file: HashingFile, name: str, item: WriteItem, planner: SavePlan
     values = planner.resolve_data(item)
     if not isinstance(values, torch.Tensor):
         raise TypeError(f"{item.index.fqn} is not a tensor")
-    values = values.detach().cpu()
-    if values.untyped_storage().nbytes() != values.numel() * values.element_size():
-        # A view is saved with the whole storage behind it.
-        values = values.clone()
-    torch.save(values, file)
+    # torch.save takes the whole storage behind a view: a NumPy array of the same memory has no more than it shows.
+    torch.save(torch.from_numpy(values.detach().cpu().numpy()), file)
     length = file.size - start
     place = Place(relative_path=name, offset=start, length=length)
     return WriteResult(index=item.index, size_in_bytes=length, storage_data=place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import pickle
@@ -137,6 +138,28 @@ def test_view_is_saved_without_the_storage_behind_it(tmp_path: Path) -> None:
     wide[:6000] = whole()
     folder = save(tmp_path, 4, wide[:6000])
     assert (folder / "__0_0.distcp").stat().st_size < 60_000
+
+
+def test_values_are_written_from_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And read to where they belong: neither a save nor a load holds anything twice."""
+    seen, write, fill = [], torch.save, EntryReader._fill
+
+    def saving(values: torch.Tensor, file: HashingFile) -> None:
+        seen.append(values.data_ptr())
+        write(values, file)
+
+    def filling(reader: EntryReader, file: io.FileIO, out: torch.Tensor) -> None:
+        seen.append(out.data_ptr())
+        fill(reader, file, out)
+
+    monkeypatch.setattr(torch, "save", saving)
+    monkeypatch.setattr(EntryReader, "_fill", filling)
+    values, read = whole(), torch.zeros(6000)
+    folder = save(tmp_path, 4, values, 1024)
+    assert {values[at:].data_ptr() for at in (0, 1024, 3000)} <= {*seen}
+    seen.clear()
+    load_pieces(folder, read_facts(folder), cut(read, 1024), ALONE)
+    assert {*seen} == {read[at:].data_ptr() for at in (0, 1024, 3000)}
 
 
 def test_missing_extra_and_reshaped_tensors_are_another_model(tmp_path: Path) -> None:
