@@ -51,7 +51,7 @@ MOMENTS = (
     Moment("file complete, not synced, rank 1", writer.HashingFile, "finish", rank=1),
     Moment("most files complete, rank 1", writer.HashingFile, "finish", rank=1, nth=4),
     Moment("DCP metadata", writer, "write_synced"),
-    Moment("digests are gathered, rank 1", save.CheckpointGroup, "gather", rank=1, nth=3),
+    Moment("digests are gathered, rank 1", save.CheckpointGroup, "gather_on_first", rank=1, nth=2),
     Moment("everything but metadata.json", save, "commit"),
     Moment("metadata.json", folder, "write_synced"),
     Moment("metadata.json is on the disk", folder, "sync_folder", nth=2),
@@ -166,3 +166,16 @@ def test_killed_while_an_iteration_is_saved_again(tmp_path: Path) -> None:
         assert verify_checkpoint(root).exit == 0, moment.name
         out = finished(2, f"{WORDS} --load {root} --exit-interval 4 --fingerprint-dir {tmp_path}/{moment.nth}")
         assert "at iteration 3" in out, moment.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["moving into place", "in place", "marker moves"])
+def test_killed_in_the_first_save_of_all(tmp_path: Path, name: str) -> None:
+    """The command that was killed, given once more, begins from the seed or goes on, and ends well either way."""
+    words = f"{WORDS} --exit-interval 3 --save {tmp_path}/c --load {tmp_path}/c --fingerprint-dir {tmp_path}/killed"
+    with pytest.raises(AssertionError, match=r"died without a word|Connection|reset by peer|closed"):
+        run_legs(2, words, functools.partial(plant, name, 1))
+    out = finished(2, words)
+    assert ("successfully loaded checkpoint" in out) == (name != "moving into place")
+    finished(2, f"{WORDS} --exit-interval 3 --fingerprint-dir {tmp_path}/straight")
+    assert compare(tmp_path / "straight", tmp_path / "killed").exit == 0

@@ -40,6 +40,15 @@ class CheckpointGroup:
         dist.all_gather_object(out, value, group=self.handle)
         return out
 
+    def gather_on_first(self, value: Any) -> list[Any]:
+        """On the first rank every rank's value, in rank order; nothing on the others, which would have to take it all
+        in while they train."""
+        if self.handle is None:
+            return [value]
+        out: list[Any] | None = [None] * self.size if self.is_first else None
+        dist.gather_object(value, out, group=self.handle)
+        return out or []
+
     def failures(self, error: str | None) -> list[str]:
         """What went wrong on which ranks, the same list everywhere; empty where all went well."""
         return name_ranks(self.gather(error))

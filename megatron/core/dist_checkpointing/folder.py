@@ -213,7 +213,7 @@ def commit(root: Path, iteration: int, facts: bytes) -> Path:
     write_synced(part / FACTS_FILE, facts)
     sync_folder(part)
     write_synced(_next_marker(root), str(iteration).encode())
-    if final.exists():
+    if final.exists() or final.is_symlink():
         final.rename(old)
     part.rename(final)
     sync_folder(root)

@@ -52,7 +52,7 @@ def save_checkpoint(request: SaveRequest, group: CheckpointGroup) -> None:
     if not failures:
         failures, files = _write(request, group)
     if not failures:
-        failures = group.failures(_finish(request, group, files, group.gather(_described(request))))
+        failures = group.failures(_finish(request, group, files, group.gather_on_first(_described(request))))
     if failures:
         raise SaveFailedError(
             f"the checkpoint of iteration {request.iteration} was not saved in {request.root}; the one before it is "
@@ -71,7 +71,7 @@ def _start(request: SaveRequest, group: CheckpointGroup) -> str | None:
 
 
 def _write(request: SaveRequest, group: CheckpointGroup) -> tuple[list[str], list[Mapping[str, dict]]]:
-    """DCP's save into the part folder: what failed, and every rank's files."""
+    """DCP's save into the part folder: what failed, and on the first rank every rank's files."""
     total = sum(piece.values.numel() * piece.values.element_size() for piece in request.pieces)
     what = f"saving checkpoint at iteration {request.iteration}"
     progress = SlowProgress(what, total, shown=group.is_first)
@@ -87,7 +87,7 @@ def _write(request: SaveRequest, group: CheckpointGroup) -> tuple[list[str], lis
     except CheckpointException as error:
         texts = {rank: _text(failure[0]) for rank, failure in error.failures.items()}
         return name_ranks([texts.get(rank) for rank in range(group.size)]), []
-    return [], group.gather(writer.files)
+    return [], group.gather_on_first(writer.files)
 
 
 def _text(error: BaseException) -> str:

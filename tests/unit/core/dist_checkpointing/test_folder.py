@@ -200,6 +200,25 @@ def test_retention_keeps_multiples_links_and_newer_ones(tmp_path: Path) -> None:
     assert complete_iterations(tmp_path) == [3, 4, 8, 10]
 
 
+@pytest.mark.parametrize("target", ["iter_0000002", "nowhere"])
+def test_a_link_in_the_place_of_a_checkpoint_is_replaced_and_what_it_names_stays(tmp_path: Path, target: str) -> None:
+    save(tmp_path, 2)
+    iteration_folder(tmp_path, 4).symlink_to(tmp_path / target)
+    save(tmp_path, 4, "new")
+    assert loaded(tmp_path) == "new"
+    assert [path.name for path in sorted(tmp_path.glob("iter_*"))] == ["iter_0000002", "iter_0000004"]
+
+
+def test_a_folder_of_any_name(tmp_path: Path) -> None:
+    root = tmp_path / "a b [x]*\n\u00e4\U0001f600"
+    save(root, 2)
+    save(root, 4)
+    assert complete_iterations(root) == [2, 4]
+    assert remove_superseded(root, 4, 4) == []
+    assert find_checkpoint(root) == iteration_folder(root, 4)
+    assert complete_iterations(root) == [4]
+
+
 def test_one_moved_aside_does_not_outlive_what_took_its_place(tmp_path: Path) -> None:
     """A save of an iteration that was there is killed before the old one goes; retention takes both, at last."""
     save(tmp_path, 3, "first")
