@@ -110,10 +110,10 @@ def main(argv: Sequence[str]) -> int:
         use_cache=False,
     )
     samples = [int(word) for word in arguments.samples.split(",") if word]
-    shortest = max((len(d) for d in splits.by_name().values() if d is not None), default=0)
-    beyond = [i for i in samples if i >= shortest]
+    largest = max((len(d) for d in splits.by_name().values() if d is not None), default=0)
+    beyond = [i for i in samples if i >= largest]
     if beyond:
-        raise ConfigError([Problem(f"--samples {beyond[0]}", f"below {shortest}, the largest split", "--samples")])
+        raise ConfigError([Problem(f"--samples {beyond[0]}", f"below {largest}, the largest split", "--samples")])
     shown = {name: describe(split, samples) for name, split in splits.by_name().items()}
     print(json.dumps(shown) if arguments.json else _table(shown, splits))
     return 0

@@ -65,6 +65,10 @@ def _tensor_problems(config: RunConfig, pattern: HybridPattern) -> Iterator[Prob
             yield from _divides(tp, _TP, model.mamba_num_heads, "--mamba-num-heads", "--mamba-num-heads")
     if pattern.count(DENSE) and model.ffn_hidden_size is not None:
         yield from _divides(tp, _TP, model.ffn_hidden_size, "--ffn-hidden-size", "--ffn-hidden-size")
+    if pattern.mtp and model.hidden_size is not None:
+        # The projection in front of each depth is cut by its rows.
+        flag = "--hidden-size"
+        yield from _divides(tp, _TP, model.hidden_size, f"/ parts in the pattern and {flag}", flag)
     shared = model.moe_shared_expert_intermediate_size
     if pattern.count(MOE) and shared is not None:
         flag = "--moe-shared-expert-intermediate-size"

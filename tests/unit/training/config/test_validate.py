@@ -86,6 +86,8 @@ def test_what_fits_is_accepted(flags: str, world_size: int):
         (f"{TP} 2 {SP} --ffn-hidden-size 99 --moe-ffn-hidden-size 98", 2, "given --ffn-hidden-size 99"),
         (f"{TP} 2 {SP} --moe-ffn-hidden-size 99", 2, "given --moe-ffn-hidden-size 99"),
         (f"{TP} 2 {SP} --moe-shared-expert-intermediate-size 9", 2, "--moe-shared-expert-intermediate-size 9 with"),
+        (f"{TP} 2 --hidden-size 65 --hybrid-layer-pattern -/- --position-embedding-type none", 2,
+         "given / parts in the pattern and --hidden-size 65 with --tensor-model-parallel-size 2"),
         ("--pipeline-model-parallel-size 3", 3, "the pattern has 4 layers and no |"),
         ("--pipeline-model-parallel-size 2 --hybrid-layer-pattern M|-|E", 2, "the pattern has 3 segments"),
         ("--hybrid-layer-pattern MX", 1, "with 'X' as character 2"),
