@@ -13,6 +13,8 @@ from megatron.core.digest.bits import digest_hex
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import build_table
 from megatron.core.process_groups.groups import Placement, create_process_groups
+from megatron.core.process_groups.probed import probe_groups
+from megatron.core.trace.probe import Probe
 from megatron.training.cli.parser import parse_run_config
 from megatron.training.config.resolve import logical_layout, resolve_vocabulary, topology_of
 from megatron.training.config.validate import resolve_and_validate
@@ -51,9 +53,9 @@ class Trained:
     digests: dict[str, str]
 
 
-def build_here(flags: str, base: str = TINY, nodes: tuple[int, ...] | None = None) -> Run:
+def build_here(flags: str, base: str = TINY, nodes: tuple[int, ...] | None = None, probe: Probe | None = None) -> Run:
     """A run on the ranks that are running, from a command line on top of ``base``; ``nodes`` are machines that the
-    ranks pretend to live on."""
+    ranks pretend to live on, ``probe`` is told of collectives."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     config = resolve_and_validate(parse_run_config(shlex.split(base) + shlex.split(flags)), world)
@@ -66,6 +68,8 @@ def build_here(flags: str, base: str = TINY, nodes: tuple[int, ...] | None = Non
         layout = logical_layout(config)
         placement = Placement(nodes=nodes, block=layout.block, expert_block=layout.expert_block)
     groups = create_process_groups(topology_of(config, world), device, placement)
+    if probe is not None:
+        groups = probe_groups(groups, probe)
     return assemble_run(config, tokenizer, ops, groups, Launch(rank=rank, world_size=world), "gloo")
 
 

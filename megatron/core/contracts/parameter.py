@@ -63,7 +63,7 @@ class _UseInFp32(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *params: ModelParameter) -> tuple[torch.Tensor, ...]:
         ctx.params = params
-        return tuple(param.detach().float() for param in params)
+        return tuple(param.detach() if param.dtype == torch.float32 else param.float() for param in params)
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -66,10 +66,16 @@ def complete(work: dist.Work | None) -> None:
         work.wait()
 
 
+def _begun(work: dist.Work | None, beside: bool) -> dist.Work | None:
+    if beside:
+        return work
+    complete(work)
+    return None
+
+
 def all_gather(group: Any, out: torch.Tensor, tensor: torch.Tensor, *, beside: bool = False) -> dist.Work | None:
     """``out [size * n, ...]``: every member's ``tensor [n, ...]``, in group order."""
-    work = getattr(group, _ALL_GATHER)(carried(out), carried(tensor), _GATHER[beside])
-    return work if beside else complete(work)
+    return _begun(getattr(group, _ALL_GATHER)(carried(out), carried(tensor), _GATHER[beside]), beside)
 
 
 def all_to_all(
@@ -83,8 +89,8 @@ def all_to_all(
 ) -> dist.Work | None:
     """Rows along dim 0: ``send[j]`` of ``tensor`` to member j, ``receive[j]`` of ``out`` from it; equally many for each
     where nothing is said."""
-    work = getattr(group, _ALL_TO_ALL)(carried(out), carried(tensor), receive, send, _EXCHANGE[beside])
-    return work if beside else complete(work)
+    exchange = getattr(group, _ALL_TO_ALL)
+    return _begun(exchange(carried(out), carried(tensor), receive, send, _EXCHANGE[beside]), beside)
 
 
 def all_to_all_pieces(group: Any, out: list[torch.Tensor], pieces: list[torch.Tensor]) -> None:

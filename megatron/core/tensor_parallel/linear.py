@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from megatron.core.contracts.parameter import ModelParameter, main_grad, use_in_fp32
+from megatron.core.process_groups.collectives import all_gather
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.mappings import gather_rows
 
@@ -31,6 +32,11 @@ def add_weight_grad(
     return buffer.to(param.dtype)
 
 
+def _rows(x_SBX: torch.Tensor, context: ModelContext, gather: bool) -> torch.Tensor:
+    whole = all_gather(context.groups.tp, x_SBX) if gather else x_SBX
+    return whole.flatten(0, -2)
+
+
 class _Linear(torch.autograd.Function):
     """y = x W^T. With ``gather`` the input is cut along the sequence: it is gathered for the product, and gathered
     again in the backward instead of being kept. With ``scatter`` the output is: the ranks' products are added."""
@@ -47,10 +53,9 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x_SBX)
         ctx.weight, ctx.context, ctx.stage = weight_YX, context, stage
         ctx.gather, ctx.scatter = gather, scatter = cut
-        whole = gather_rows(x_SBX, context) if gather else x_SBX
         # Always a product of two matrices: a batched one would be slow, and its bits could hang on strides.
-        y_RY = torch.nn.functional.linear(whole.flatten(0, -2), weight_YX)
-        y_SBY = y_RY.view(*whole.shape[:-1], -1)
+        y_RY = torch.nn.functional.linear(_rows(x_SBX, context, gather), weight_YX)
+        y_SBY = y_RY.view(-1, *x_SBX.shape[1:-1], y_RY.shape[1])
         return context.sums.reduce_scatter_rows(context.groups.tp, y_SBY) if scatter else y_SBY
 
     @staticmethod
@@ -62,13 +67,11 @@ class _Linear(torch.autograd.Function):
         dy_RY = dy_SBY.flatten(0, -2).contiguous()
         dx_SBX = dweight_YX = None
         if ctx.needs_input_grad[0]:
-            dx_SBX = torch.mm(dy_RY, weight.detach()).view(*dy_SBY.shape[:-1], -1)
+            dx_SBX = torch.mm(dy_RY, weight).view(*dy_SBY.shape[:-1], -1)
             if ctx.gather:
                 dx_SBX = context.sums.reduce_scatter_rows(context.groups.tp, dx_SBX)
         if ctx.needs_input_grad[1]:
-            whole = gather_rows(x_SBX, context) if ctx.gather else x_SBX
-            x_RX = whole.flatten(0, -2)
-            add = context.ops["linear_grad"]
+            x_RX, add = _rows(x_SBX, context, ctx.gather), context.ops["linear_grad"]
             dweight_YX = add_weight_grad(weight, lambda main_grad_YX: add(main_grad_YX, dy_RY, x_RX), ctx.stage)
         return dx_SBX, dweight_YX, None, None, None
 
