@@ -97,7 +97,7 @@ class LoggingConfig:
     """Log lines, TensorBoard and the run folder."""
 
     log_interval: int = operational(100)
-    """Iterations between log lines; the first iteration is always logged."""
+    """Iterations between log lines; the first one of a launch is always logged."""
     log_throughput: bool = operational(False)
     """Add TFLOP/s per GPU to the log line."""
     log_params_norm: bool = operational(False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron.core.models.hybrid.hybrid_layer_allocation import LAYER_SYMBOLS
@@ -45,6 +46,7 @@ def run_training(run: Run, started: float) -> None:
     """Load, train to the end, save; ``started`` is the monotonic time the run began at, in seconds."""
     checkpoints = run.checkpointer()
     start = checkpoints.load()
+    readers = _readers(run, start.position)
     run.step.start_schedule(start.schedule, start.schedule_start)
     manifest = run_manifest(run, start_iteration=start.position.iteration)
     manifest["trajectory"] = checkpoints.trajectory_with_branches(manifest["trajectory"])
@@ -55,32 +57,63 @@ def run_training(run: Run, started: float) -> None:
         if start.position.iteration:
             run.tracing.checkpoint("loaded", start.position.iteration, checkpoints.digests())
     observers = _observers(run, manifest, start.position)
-    try:
+    with contextlib.ExitStack() as closing:
+        for open_part in (readers, run.tracing, fingerprints, *reversed(observers)):
+            if open_part is not None:
+                closing.callback(open_part.close)
         settle = None if fingerprints is None else fingerprints.settle
         tell = None if run.tracing is None else run.tracing.checkpoint
         with checkpoints.begin(manifest["trajectory"], run.step.schedule, before_save=settle, tell=tell):
-            _train(run, observers, fingerprints, ExitRule(run.config.training, started), checkpoints)
-    finally:
-        for observer in observers:
-            observer.close()
-        if fingerprints is not None:
-            fingerprints.close()
-        if run.tracing is not None:
-            run.tracing.close()
+            _train(run, readers, observers, fingerprints, ExitRule(run.config.training, started), checkpoints)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Readers:
+    """Who reads the splits; ``None`` where nothing of one is read."""
+
+    train: BatchReader
+    valid: BatchReader | None = None
+    test: BatchReader | None = None
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        for reader in (self.train, self.valid, self.test):
+            if reader is not None:
+                reader.close()
+
+
+def _readers(run: Run, position: Position) -> _Readers:
+    """Readers of what is left to do, made before anything is written.
+
+    Raises:
+        ConfigError: the data end before that.
+    """
+    training, step = run.config.training, run.step.shape
+    iterations, consumed = _iterations(training, position), position.consumed_train_samples
+    train = run.reader(run.splits.train)
+    train.require(consumed, step.batch_sizes.after(consumed, len(iterations)) - consumed, "training")
+    if not training.eval_interval or not (iterations or training.skip_train):
+        return _Readers(train=train)
+    valid, test = run.valid_reader(), run.test_reader() if training.eval_iters else None
+    if valid is not None and not training.full_validation:
+        evaluations = sum(evaluates_after(training, i) for i in iterations) + training.skip_train
+        needed = evaluations * step.evaluation.batches * step.evaluation.batch_size
+        valid.require(position.consumed_valid_samples, needed, "validation")
+    if test is not None:
+        test.require(0, training.eval_iters * step.evaluation.batch_size, "test")
+    return _Readers(train=train, valid=valid, test=test)
 
 
 def _train(
     run: Run,
+    readers: _Readers,
     observers: Sequence[Observer],
     fingerprints: Fingerprints | None,
     exits: ExitRule,
     checkpoints: Checkpointer,
 ) -> None:
     training, position = run.config.training, checkpoints.position
-    reader = run.reader(run.splits.train)
-    remaining, consumed = max(0, training.train_iters - position.iteration), position.consumed_train_samples
-    reader.require(consumed, run.step.shape.batch_sizes.after(consumed, remaining) - consumed, "training")
-    valid, test = _evaluation_readers(run, position)
+    reader, valid, test = readers.train, readers.valid, readers.test
     checkpoints.restore_generators()
     garbage = GarbageControl(training)
     groups = run.groups
@@ -116,9 +149,6 @@ def _train(
         with garbage.around_evaluation():
             _evaluate_test(run, test, observers, position)
     garbage.release()
-    for source in (reader, valid, test):
-        if source is not None:
-            source.close()
 
 
 def _say_if_nothing_is_left(training: TrainingConfig, position: Position, groups: ProcessGroups) -> None:
@@ -131,26 +161,6 @@ def _say_if_nothing_is_left(training: TrainingConfig, position: Position, groups
 def _iterations(training: TrainingConfig, position: Position) -> range:
     """The iterations that are still to do."""
     return range(0) if training.skip_train else range(position.iteration + 1, training.train_iters + 1)
-
-
-def _evaluation_readers(run: Run, position: Position) -> tuple[BatchReader | None, BatchReader | None]:
-    """Readers of the validation and of the test data, where anything is left to evaluate.
-
-    Raises:
-        ConfigError: the data end before that.
-    """
-    training, shape = run.config.training, run.step.shape.evaluation
-    iterations = _iterations(training, position)
-    if not training.eval_interval or not (iterations or training.skip_train):
-        return None, None
-    valid, test = run.valid_reader(), run.test_reader() if training.eval_iters else None
-    if valid is not None and not training.full_validation:
-        evaluations = sum(evaluates_after(training, i) for i in iterations) + training.skip_train
-        needed = evaluations * shape.batches * shape.batch_size
-        valid.require(position.consumed_valid_samples, needed, "validation")
-    if test is not None:
-        test.require(0, training.eval_iters * shape.batch_size, "test")
-    return valid, test
 
 
 def _evaluate(run: Run, valid: BatchReader, observers: Sequence[Observer], position: Position) -> Position:

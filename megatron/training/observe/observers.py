@@ -32,16 +32,18 @@ class Observer(Protocol):
 
 
 class LogLines:
-    """Prints Megatron's log line after the first step and every ``interval`` steps."""
+    """Prints Megatron's log line after the first step of a launch and every ``interval`` steps."""
 
     def __init__(self, shape: LogLineFormat, interval: int, out: TextIO = sys.stdout) -> None:
         self._shape, self._interval, self._out = shape, interval, out
         self._window: list[StepMetrics] = []
+        self._first = True
 
     def on_step(self, step: StepMetrics) -> None:
         """As ``Observer.on_step``."""
         self._window.append(step)
-        if step.iteration == 1 or step.iteration % self._interval == 0:
+        if self._first or step.iteration % self._interval == 0:
+            self._first = False
             print(training_line(self._window, self._shape), file=self._out, flush=True)
             self._window.clear()
 

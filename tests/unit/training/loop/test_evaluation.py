@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,11 @@ from megatron.training.config.training import TrainingConfig
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.garbage import GarbageControl
 from megatron.training.loop.pretrain import run_training
+from megatron.training.observe.curves import CurvesPicture
+from megatron.training.observe.fingerprint import FingerprintWriter
 from megatron.training.observe.log_line import LogLineFormat
 from megatron.training.observe.observers import LogLines
+from megatron.training.observe.step_record import StepMetrics
 from tests.support.data import write_self_data
 from tests.support.training import TINY, build_here
 
@@ -77,6 +81,14 @@ def test_the_last_checkpoint_is_written_before_the_test_data_are_read(tmp_path: 
     assert there == [False, True]
 
 
+def test_the_first_step_of_a_launch_and_every_interval_are_logged() -> None:
+    out = io.StringIO()
+    lines = LogLines(LogLineFormat(train_iters=9, world_size=1), 3, out)
+    for iteration in range(5, 10):
+        lines.on_step(StepMetrics(iteration=iteration, consumed_samples=iteration, global_batch_size=1, num_tokens=1))
+    assert re.findall(r"iteration +(\d+)/", out.getvalue()) == ["5", "6", "9"]
+
+
 def test_lines_say_which_data_were_evaluated() -> None:
     out = io.StringIO()
     lines = LogLines(LogLineFormat(train_iters=8, world_size=1), 1, out)
@@ -89,15 +101,32 @@ def test_lines_say_which_data_were_evaluated() -> None:
 
 
 def test_data_that_end_before_the_last_evaluation_are_refused(tmp_path: Path) -> None:
-    """A blend without weights is as large as its members: it does not grow with what is asked of it."""
+    """A blend without weights is as large as its members: it does not grow with what is asked of it. Nothing is written
+    that the next try would have to account for."""
     prefixes = [write_self_data(tmp_path, [65] * 12, vocab_size=4096, name=name).prefix for name in "ab"]
     base = TINY.replace("--mock-data", f"--data-path {' '.join(prefixes)}")
     flags = f"{FLAGS} --train-iters 3 --vocab-size 4096 --eval-interval 1"
     for words, short in (("--split 8,4,0", "validation"), ("--split 6,5,1 --eval-interval 3", "test")):
-        run = build_here(f"{flags} --eval-iters 2 {words}", base)
+        folders = f"--fingerprint-dir {tmp_path}/new/a --run-dir {tmp_path}/new/b --trace-dir {tmp_path}/new/c"
+        run = build_here(f"{flags} --eval-iters 2 {words} {folders}", base)
         with pytest.raises(ConfigError, match=rf"given \d+ {short} samples; needed: \d+ after the 0 consumed already"):
             run_training(run, time.monotonic())
+    assert not (tmp_path / "new").exists()
     run_training(build_here(f"{flags} --eval-iters 1 --split 8,4,0", base), time.monotonic())
+
+
+def test_an_observer_that_fails_keeps_nothing_else_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(picture: CurvesPicture) -> None:
+        raise OSError("disk full")
+
+    closed: list[object] = []
+    monkeypatch.setattr(CurvesPicture, "close", fail)
+    for kind in (FingerprintWriter, BatchReader):
+        monkeypatch.setattr(kind, "close", lambda part: closed.append(type(part)))
+    run = build_here(f"{FLAGS} --train-iters 3 --run-dir {tmp_path}/run --fingerprint-dir {tmp_path}/fingerprint")
+    with pytest.raises(OSError, match="disk full"):
+        run_training(run, time.monotonic())
+    assert closed == [FingerprintWriter, BatchReader]
 
 
 def test_data_that_an_earlier_launch_has_read_are_refused(tmp_path: Path) -> None:
