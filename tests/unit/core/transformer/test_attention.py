@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.digest.bits import same_bits
 from megatron.core.transformer.attention import SelfAttention
-from megatron.core.transformer.rotary import rotary_angles
+from megatron.core.transformer.rotary import rotary_angles, rotary_frequencies
 from tests.support.ranks import groups_for_test
 from tests.support.tiny import tiny_config, tiny_context
 
@@ -114,3 +115,14 @@ def test_norms_of_heads_decay_only_when_told_to() -> None:
         specs = [attention.q_layernorm.weight.spec, attention.k_layernorm.weight.spec]
         assert [spec.name for spec in specs] == [f"self_attention.{w}_layernorm.weight" for w in "qk"]
         assert all(spec.weight_decay is decays and spec.tp_replicated and spec.shape == (16,) for spec in specs)
+
+
+@pytest.mark.parametrize(("base", "half"), [(1, 4), (10000, 3), (10000, 4), (10000, 64), (500000, 64), (1000000, 32)])
+def test_rotary_frequencies_are_the_nearest_to_the_exact_values(base: int, half: int):
+    """f, its neighbours and the exact value to the power of ``half``, in exact arithmetic."""
+    for i, frequency in enumerate(rotary_frequencies(base, half)):
+        exact = Fraction(1, base**i)
+        below, above = (math.nextafter(frequency, end) for end in (0.0, math.inf))
+        for near in (below, above):
+            middle = (Fraction(frequency) + Fraction(near)) / 2
+            assert (middle**half < exact) == (near == below)
