@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,7 @@ def sha256_of(tensor: torch.Tensor) -> str:
 _MASK64 = (1 << 64) - 1
 
 
-def digest_hex(total: torch.Tensor) -> str:
-    """32 hex digits of a summed layout-free digest."""
-    return "".join(f"{int(lane) & _MASK64:016x}" for lane in total.tolist())
+def digest_hex(total: torch.Tensor | Sequence[int]) -> str:
+    """32 hex digits of a summed layout-free digest; of integers the low 64 bits count."""
+    lanes: Sequence[int] = total.tolist() if isinstance(total, torch.Tensor) else total
+    return "".join(f"{lane & _MASK64:016x}" for lane in lanes)

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from megatron.core.digest.bits import digest_hex
 from megatron.core.ops.digest_pieces.definition import layout_free_digest
 
 
@@ -116,13 +117,7 @@ class FlatTensor(torch.Tensor):
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:  # noqa: N807 (DCP's name)
         """Where the values of one chunk are."""
-        hint = index.index
-        if index.offset is None:
-            return self.chunks[hint or 0][1]
-        begin = index.offset[0]
-        if hint is not None and hint < len(self.chunks) and self.chunks[hint][0] == begin:
-            return self.chunks[hint][1]
-        return next(values for start, values in self.chunks if start == begin)
+        return next(values for begin, values in self.chunks if (begin,) == index.offset)
 
 
 def state_dict_of(pieces: Iterable[StoredPiece]) -> dict[str, torch.Tensor]:
@@ -149,11 +144,6 @@ def digests_of(pieces: Iterable[StoredPiece]) -> dict[str, list[int]]:
     return dict(zip(totals, values, strict=True))
 
 
-def digest_text(lanes: Sequence[int]) -> str:
-    """32 hex digits of a summed digest, as fingerprints show them."""
-    return "".join(f"{lane & (1 << 64) - 1:016x}" for lane in lanes)
-
-
 def add_digests(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, str]:
     """The digests of whole tensors, in hex, from those of every rank's pieces."""
     totals: dict[str, list[int]] = {}
@@ -161,4 +151,4 @@ def add_digests(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, str]:
         for key, lanes in part.items():
             total = totals.setdefault(key, [0] * len(lanes))
             totals[key] = [a + b for a, b in zip(total, lanes, strict=True)]
-    return {key: digest_text(lanes) for key, lanes in sorted(totals.items())}
+    return {key: digest_hex(lanes) for key, lanes in sorted(totals.items())}

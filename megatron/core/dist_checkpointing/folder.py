@@ -173,7 +173,7 @@ def require_writable(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     probe = root / ".writable"
     write_synced(probe, b"")
-    probe.unlink()
+    probe.unlink(missing_ok=True)
 
 
 def start_part(root: Path, iteration: int) -> Path:
