@@ -59,12 +59,16 @@ def hub_model(chunk: HybridChunk, folder: Path) -> NemotronHForCausalLM:
     return model.eval()
 
 
-PATTERNS = {"dense hybrid": "M*-M", "experts": "ME*E"}
+MODELS = {
+    "dense hybrid": {"hybrid_layer_pattern": "M*-M"},
+    "experts": {"hybrid_layer_pattern": "ME*E"},
+    "latent experts": {"hybrid_layer_pattern": "ME", "moe_latent_size": 32},
+}
 
 
-@pytest.fixture(scope="module", params=PATTERNS.values(), ids=PATTERNS)
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
 def chunk(request: pytest.FixtureRequest) -> HybridChunk:
-    return model_of(tiny_config(hybrid_layer_pattern=request.param, seq_length=LENGTH))
+    return model_of(tiny_config(**request.param, seq_length=LENGTH))
 
 
 @torch.no_grad()
@@ -105,3 +109,7 @@ def test_what_nemotron_h_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         hub_config(tiny_config(normalization="LayerNorm", add_bias_linear=True), VOCAB_SIZE)
     assert [problem.change for problem in refused.value.problems] == ["--normalization", "--disable-bias-linear"]
+    with pytest.raises(ConfigError) as refused:
+        hub_config(tiny_config(moe_shared_expert_gate=True, moe_router_num_groups=2), VOCAB_SIZE)
+    gate_and_groups = ["--moe-shared-expert-gate", "--moe-router-num-groups"]
+    assert [problem.change for problem in refused.value.problems] == gate_and_groups

@@ -189,6 +189,7 @@ def hub_config(model: TransformerConfig, vocab_size: int) -> dict[str, Any]:
             "n_routed_experts": model.num_moe_experts,
             "num_experts_per_tok": model.moe_router_topk,
             "moe_intermediate_size": model.moe_ffn_hidden_size,
+            "moe_latent_size": model.moe_latent_size,
             "moe_shared_expert_intermediate_size": model.moe_shared_expert_intermediate_size,
             "routed_scaling_factor": model.moe_router_topk_scaling_factor or 1.0,
             "norm_topk_prob": model.moe_router_topk > 1,
@@ -214,3 +215,11 @@ def _problems(model: TransformerConfig) -> Iterator[Problem]:
     for flag, holds in wanted.items():
         if not holds:
             yield Problem(f"a model without {flag}", "what Nemotron-H is made of", flag.partition(" ")[0])
+    if model.num_moe_experts:
+        foreign = {
+            "--moe-shared-expert-gate": model.moe_shared_expert_gate,
+            "--moe-router-num-groups": (model.moe_router_num_groups or 1) > 1,
+        }
+        for flag, holds in foreign.items():
+            if holds:
+                yield Problem(f"a model with {flag}", "what Nemotron-H is made of", flag)
