@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from megatron.core.config.errors import TrainingStoppedError
 from megatron.core.dist_checkpointing import writer
 from megatron.core.dist_checkpointing.folder import MARKER_FILE, complete_iterations, iteration_folder, newest_iteration
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
@@ -321,3 +322,31 @@ def hold_back_the_writer() -> None:
         save(*args)
 
     TrainStep.run, checkpointer.save_checkpoint = counted, late
+
+
+def stop_while_saving(fails: bool) -> None:
+    """In a rank's process: training stops itself in step 3, and the save of step 2 is not over before."""
+    save, step, stopped = checkpointer.save_checkpoint, TrainStep.run, threading.Event()
+
+    def stopping(self: TrainStep, reader: object, iteration: int, *args: object, **kwargs: object) -> object:
+        if iteration == 3:
+            stopped.set()
+            raise TrainingStoppedError("iteration 3: enough")
+        return step(self, reader, iteration, *args, **kwargs)
+
+    def late(*args: object) -> None:
+        assert stopped.wait(60)
+        if fails:
+            raise MemoryError("no room")
+        save(*args)
+
+    TrainStep.run, checkpointer.save_checkpoint = stopping, late
+
+
+def test_a_run_that_stops_itself_ends_the_save_in_the_background_first(tmp_path: Path) -> None:
+    words = f"{QUICK} --save {tmp_path} --save-interval 2 --async-save"
+    for rank in run_legs(2, words, functools.partial(stop_while_saving, False)):
+        assert (rank.code, rank.error) == (4, "iteration 3: enough")
+    assert newest_iteration(tmp_path) == 2
+    with pytest.raises(AssertionError, match=r"(?s)iteration 3: enough.*MemoryError: no room"):
+        run_legs(2, words, functools.partial(stop_while_saving, True))

@@ -55,8 +55,8 @@ def save_checkpoint(request: SaveRequest, group: CheckpointGroup) -> None:
         failures = group.failures(_finish(request, group, files, group.gather_on_first(_described(request))))
     if failures:
         raise SaveFailedError(
-            f"the checkpoint of iteration {request.iteration} was not saved in {request.root}; the one before it is "
-            f"still there: {'; '.join(failures)}"
+            f"the checkpoint of iteration {request.iteration} was not saved in {request.root}; what was complete "
+            f"before is still there: {'; '.join(failures)}"
         )
 
 

@@ -94,8 +94,12 @@ class StoredCheckpoint:
         return read_metadata(self.folder)
 
     def values(self, key: str) -> torch.Tensor:
-        """One tensor, flat."""
-        return torch.cat([values for _, values in self.ranges(key)])
+        """One tensor, flat; while it is read, one range of it is held twice."""
+        facts = self.tensor(key)
+        whole = torch.empty(facts.numel, dtype=getattr(torch, facts.dtype))
+        for begin, values in self.ranges(key):
+            whole[begin : begin + len(values)] = values
+        return whole
 
     def digest(self, key: str) -> str:
         """Layout-free digest of what is stored, in hex."""
