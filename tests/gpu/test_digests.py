@@ -9,6 +9,7 @@ from megatron.core.ops.digest_rows import OP as DIGEST_ROWS
 from megatron.core.ops.digest_words import OP as DIGEST_WORDS
 from megatron.core.trace import tensor_digest
 from megatron.core.trace.tensor_digest import Digester
+from tests.support.digests import texts
 
 SHAPES = [(1,), (7,), (3, 5), (4096, 33), (70_000,), (129, 2688), (16, 1 << 17)]
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
@@ -37,4 +38,13 @@ def test_digests_are_those_of_the_host(capacity: int) -> None:
         there = [tensor.cuda() for tensor in tensors()]
         together = device.whole(there)
         adopted = device.adopt(torch.tensor([[1, -2], [3, 4]]).cuda())
-        assert device.numbers([*waiting, *together, *adopted]) == [*expected, *expected[::2], [1, -2], [3, 4]]
+        found = texts(device, [*waiting[::2], *together, *adopted], waiting[1::2])
+        assert found == texts(host, [*expected[::2], *expected[::2], [1, -2], [3, 4]], expected[1::2])
+
+
+@pytest.mark.gpu
+def test_tensors_of_host_and_device_are_digested_together() -> None:
+    host, device = Digester(), Digester(DIGEST_WORDS.variants[0].fn, DIGEST_ROWS.variants[0].fn)
+    values = [torch.arange(5.0), torch.arange(9), torch.zeros(0)]
+    found = device.whole([values[0], values[1].cuda(), values[2].cuda()])
+    assert texts(device, found, ()) == texts(host, host.whole(values), ())

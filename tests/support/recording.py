@@ -39,7 +39,7 @@ def recorded(work: Callable[[Recorder], None], *, ops: bool = True, dump: Dump |
         work(recorder)
     recorder.end_step(1, complete=True)
     # Where digests come from a device the lines are written by another thread.
-    recorder.settle()
+    recorder.writer.settle()
     assert json.loads(lines.raw.splitlines()[-1]) == {"end": 1, "events": len(lines.events())}
     return lines.events()
 

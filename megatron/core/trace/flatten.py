@@ -61,8 +61,14 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 def _collect_items(items: Iterable[tuple[Any, Any]], label: str, found: list[Named]) -> None:
     for key, item in items:
-        if type(item) not in _WITHOUT:
-            _collect(item, f"{label}.{key}" if label else str(key), found)
+        kind: Any = type(item)
+        if kind in _WITHOUT:
+            continue
+        name = f"{label}.{key}" if label else str(key)
+        if kind in _PLAIN_TENSORS:
+            found.append((name, item))
+        else:
+            _collect(item, name, found)
 
 
 def plain_arguments(value: Any) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 FORMAT = 3
@@ -26,6 +27,7 @@ LEVELS = ("semantic", "module", "op", "kernel")
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 _MOST_KEPT = 1 << 16
+"""Parts of lines of each kind that are remembered: most repeat from step to step."""
 
 TRACE_FILES = "trace_rank_*.jsonl"
 
@@ -92,59 +94,37 @@ def _decode_seen(raw: Sequence) -> Seen:
     return Seen(label, dtype, tuple(shape), strides, digest, rows, tuple(chunks), unwritten)
 
 
-class Rendering:
-    """The parts of an event's line around its digests; what repeats from step to step is made once."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[tuple, str] = {}
-        self._heads: dict[tuple[str, str, str, str], tuple[str, str]] = {}
-        self._tails: dict[tuple, str] = {}
-
-    def tensor(self, label: str, dtype: Any, shape: Sequence[int], strides: Sequence[int] | None) -> str:
-        """A tensor's entry up to its digest; ``dtype`` as torch names it."""
-        key = label, dtype, shape, strides
-        found = self._tensors.get(key)
-        if found is None:
-            name = str(dtype).removeprefix("torch.")
-            found = _ENCODE([label, name, list(shape), strides and list(strides), ""])[:-2]
-            _keep(self._tensors, key, found)
-        return found
-
-    def head(self, kind: str, scope: str, name: str, phase: str) -> tuple[str, str]:
-        """An event up to its number of occurrence, and from there to its first tensor."""
-        key = kind, scope, name, phase
-        found = self._heads.get(key)
-        if found is None:
-            first = _ENCODE({"e": kind, "s": scope, "n": name})[:-1]
-            found = f'{first},"o":', f',"p":{_ENCODE(phase)},"i":['
-            _keep(self._heads, key, found)
-        return found
-
-    def tail(self, args: str, meta: Mapping[str, Any] | None) -> str:
-        """An event behind its last tensor. Facts that compare equal under one name are to be of one type."""
-        if not args and not meta:
-            return "]}\n"
-        key = (args, *meta.items()) if meta else (args,)
-        try:
-            found = self._tails.get(key)
-        except TypeError:  # a fact is a list or a mapping
-            return _tail(args, meta)
-        if found is None:
-            found = _tail(args, meta)
-            _keep(self._tails, key, found)
-        return found
+@lru_cache(_MOST_KEPT)
+def tensor_start(label: str, dtype: Any, shape: Sequence[int], strides: Sequence[int] | None) -> str:
+    """A tensor's entry up to its digest; ``dtype`` as torch names it."""
+    name = str(dtype).removeprefix("torch.")
+    return _ENCODE([label, name, list(shape), strides and list(strides), ""])[:-2]
 
 
-def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
-    """Remember what was made, and not too much of it."""
-    if len(known) >= _MOST_KEPT:
-        known.clear()
-    known[key] = made
+@lru_cache(_MOST_KEPT)
+def event_start(kind: str, scope: str, name: str, phase: str) -> tuple[str, str]:
+    """An event up to its number of occurrence, and from there to its first tensor."""
+    first = _ENCODE({"e": kind, "s": scope, "n": name})[:-1]
+    return f'{first},"o":', f',"p":{_ENCODE(phase)},"i":['
 
 
-def _tail(args: str, meta: Mapping[str, Any] | None) -> str:
+def event_end(args: str, meta: Mapping[str, Any] | None) -> str:
+    """An event behind its last tensor. Facts that compare equal under one name are to be of one type."""
+    if not args and not meta:
+        return "]}\n"
+    facts = tuple(meta.items()) if meta else ()
+    try:
+        return _known_end(args, facts)
+    except TypeError:  # a fact is a list or a mapping
+        return _end(args, facts)
+
+
+def _end(args: str, facts: tuple[tuple[str, Any], ...]) -> str:
     said = f',"a":{_ENCODE(args)}' if args else ""
-    return f']{said},"m":{_ENCODE(meta)}}}\n' if meta else f"]{said}}}\n"
+    return f']{said},"m":{_ENCODE(dict(facts))}}}\n' if facts else f"]{said}}}\n"
+
+
+_known_end = lru_cache(_MOST_KEPT)(_end)
 
 
 def encode_line(line: Mapping[str, Any]) -> bytes:

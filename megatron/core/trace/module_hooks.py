@@ -1,70 +1,51 @@
-"""Hooks on the modules of a chunk: inputs and outputs of every forward, gradients of both in the backward.
+"""Probes on the modules of a chunk: inputs and outputs of every forward, gradients of both in the backward.
 
-Only hooks that return nothing are used and no node is added to the graph, so autograd adds the same gradients in the
-same order as without them. A module's gradients are recorded when those of all its inputs are there; hooks of inner
-modules are placed first, so that the innermost event comes first.
+Hooks on gradients return nothing and no node is added to the graph, so autograd adds the same gradients in the same
+order as without them. A module's gradients are recorded when those of all its inputs are there; hooks of inner modules
+are placed first, so that the innermost event comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from megatron.core.trace.flatten import Named, named_tensors
-from megatron.core.trace.recorder import Note, Recorder
+from megatron.core.trace.reader import Note
+from megatron.core.trace.recorder import Recorder
 
 
-class ModuleHooks:
-    """Hooks of one chunk; every module is called by its path, which is the parameters' global name."""
+class Probed:
+    """A module whose ``forward`` was replaced; the last one replaced is to be put back first."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, module: torch.nn.Module, replacement: Callable[..., Any]) -> None:
+        self._module, self._before = module, vars(module).get("forward")
+        vars(module)["forward"] = replacement
 
-    def install(self, chunk: torch.nn.Module, *, parts: bool = True) -> list[RemovableHandle]:
-        """Hook every module below ``chunk`` that computes something of its own; the handles take the hooks off.
+    def remove(self) -> None:
+        """Put back the forward of before."""
+        if self._before is None:
+            del vars(self._module)["forward"]
+        else:
+            vars(self._module)["forward"] = self._before
 
-        Without ``parts`` a module that is made of nothing but modules without children (a mixer of its projections and
-        norm) is taken as one.
-        """
-        handles = []
-        inner = set() if parts else _parts(chunk)
-        for name, module in chunk.named_modules():
-            if name and name not in inner and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict):
-                handles.append(module.register_forward_pre_hook(_Before(self, name), with_kwargs=True))
-                handles.append(module.register_forward_hook(_After(self, name)))
-        return handles
 
-    def before(self, name: str, args: tuple, kwargs: dict) -> None:
-        """A module starts."""
-        recorder = self._recorder
-        if recorder.active:
-            given = named_tensors((args, kwargs))
-            recorder.push(name, (given, recorder.noted(given, flag=True, reuse=True)))
+def probe_modules(chunk: torch.nn.Module, recorder: Recorder, *, parts: bool = True) -> list[Probed]:
+    """Record every module below ``chunk`` that computes something of its own, under its path, which is the parameters'
+    global name.
 
-    def after(self, name: str, output: Any) -> None:
-        """A module is done."""
-        recorder = self._recorder
-        if not recorder.active:
-            return
-        made = named_tensors(output)
-        outs = recorder.noted(made, reuse=True)
-        given, ins = recorder.pop(name)
-        recorder.event("module", "forward", ins=ins, outs=outs, scope=name)
-        if torch.is_grad_enabled():
-            self._watch_gradients(name, given, made)
-
-    def _watch_gradients(self, name: str, given: Sequence[Named], made: Sequence[Named]) -> None:
-        backward = _Gradients(self._recorder, name)
-        for label, tensor in made:
-            if tensor.requires_grad:
-                tensor.register_hook(backward.output_hook(f"grad_output.{label}" if label else "grad_output"))
-        for label, tensor in given:
-            if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
-                backward.expected += 1
-                tensor.register_hook(backward.input_hook(f"grad_input.{label}"))
+    Without ``parts`` a module that is made of nothing but modules without children (a mixer of its projections and
+    norm) is taken as one.
+    """
+    inner = set() if parts else _parts(chunk)
+    return [
+        Probed(module, _recorded(name, module.forward, recorder))
+        for name, module in chunk.named_modules()
+        if name and name not in inner and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+    ]
 
 
 def _parts(chunk: torch.nn.Module) -> set[str]:
@@ -77,49 +58,67 @@ def _parts(chunk: torch.nn.Module) -> set[str]:
     return found
 
 
-class _Before:
-    def __init__(self, hooks: ModuleHooks, name: str) -> None:
-        self._hooks, self._name = hooks, name
+def _recorded(name: str, forward: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    reader = recorder.reader
 
-    def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        self._hooks.before(self._name, args, kwargs)
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.active:
+            return forward(*args, **kwargs)
+        given = named_tensors((args, kwargs))
+        ins = reader.noted(given, flag=True, reuse=True)
+        with recorder.scopes.inside(name):
+            output = forward(*args, **kwargs)
+        made = named_tensors(output)
+        recorder.event("module", "forward", ins=ins, outs=reader.noted(made, reuse=True), scope=name)
+        if torch.is_grad_enabled():
+            _watch_gradients(name, given, made, recorder)
+        return output
+
+    return call
 
 
-class _After:
-    def __init__(self, hooks: ModuleHooks, name: str) -> None:
-        self._hooks, self._name = hooks, name
+def _watch_gradients(name: str, given: Sequence[Named], made: Sequence[Named], recorder: Recorder) -> None:
+    backward = _Gradients(name, recorder)
+    for label, tensor in made:
+        if tensor.requires_grad:
+            _on_gradient(tensor, functools.partial(backward.of_output, f"grad_output.{label}".removesuffix(".")))
+    for label, tensor in given:
+        if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+            backward.expected += 1
+            _on_gradient(tensor, functools.partial(backward.of_input, f"grad_input.{label}"))
 
-    def __call__(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
-        self._hooks.after(self._name, output)
+
+def _on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor | None], None]) -> None:
+    """Call ``hook`` with the whole gradient of a tensor, when it is there."""
+    node, place = tensor.grad_fn, tensor.output_nr
+    if node is None:
+        tensor.register_hook(hook)
+    else:
+        # A third of the time that a hook on the tensor takes.
+        node.register_prehook(lambda gradients: hook(gradients[place]))
 
 
 class _Gradients:
     """Gradients of one call of a module, until all of them have arrived."""
 
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder, self._name = recorder, name
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self._name, self._recorder = name, recorder
         self.expected = 0
         self._outputs: list[Note] = []
         self._inputs: list[Note] = []
 
-    def output_hook(self, label: str) -> Any:
-        """A hook for the gradient of one output."""
+    def of_output(self, label: str, gradient: torch.Tensor | None) -> None:
+        """The gradient of one output."""
+        if self._recorder.active:
+            self._outputs += self._recorder.reader.note(gradient, label, reuse=True)
 
-        def hook(grad: torch.Tensor) -> None:
-            if self._recorder.active:
-                self._outputs += self._recorder.note(grad, label, reuse=True)
-
-        return hook
-
-    def input_hook(self, label: str) -> Any:
-        """A hook for the gradient of one input."""
-
-        def hook(grad: torch.Tensor) -> None:
-            if not self._recorder.active:
-                return
-            self._inputs += self._recorder.note(grad, label, reuse=True)
-            self.expected -= 1
-            if self.expected == 0:
-                self._recorder.event("module", "backward", ins=self._outputs, outs=self._inputs, scope=self._name)
-
-        return hook
+    def of_input(self, label: str, gradient: torch.Tensor | None) -> None:
+        """The gradient of one input."""
+        recorder = self._recorder
+        if not recorder.active:
+            return
+        self._inputs += recorder.reader.note(gradient, label, reuse=True)
+        self.expected -= 1
+        if self.expected == 0:
+            recorder.event("module", "backward", ins=self._outputs, outs=self._inputs, scope=self._name)

@@ -72,15 +72,15 @@ class OpMode(TorchDispatchMode):
     ) -> Any:
         """Run an operation and record it."""
         kwargs, facts, recorder = kwargs or {}, _facts(func), self._recorder
-        if recorder.busy or not recorder.active or facts.is_view:
+        if recorder.reader.busy or not recorder.active or facts.is_view:
             return func(*args, **kwargs)
         if facts.communicates:
             result = func(*args, **kwargs)
-            recorder.unwritten.made(args)
+            recorder.reader.unwritten.made(args)
             return result
         if facts.name in _WITHOUT_VALUE:
             result = func(*args, **kwargs)
-            recorder.unwritten.allocated(result)
+            recorder.reader.unwritten.allocated(result)
             return result
         return self._record(func, facts, args, kwargs)
 
@@ -90,7 +90,7 @@ class OpMode(TorchDispatchMode):
         only_written = (
             facts.name in _OVERWRITING
             or not changed.keys().isdisjoint(kwargs)
-            or any(recorder.unwritten.holds(tensor) for _, tensor in named_tensors(changed))
+            or any(recorder.reader.unwritten.holds(tensor) for _, tensor in named_tensors(changed))
         )
         read: Any = (args, kwargs)
         if only_written:
@@ -99,16 +99,16 @@ class OpMode(TorchDispatchMode):
                 {key: value for key, value in kwargs.items() if key not in changed},
             )
         rows = facts.name in _INDEXING
-        scope = recorder.scope()
-        ins = recorder.note(read, rows=rows, flag=True)
+        scope = recorder.scopes.here()
+        ins = recorder.reader.note(read, rows=rows, flag=True)
         saved = recorder.save("op", scope, facts.text, {"args": args, "kwargs": dict(kwargs)})
         result = func(*args, **kwargs)
         if changed:
-            recorder.unwritten.written(changed)
-            outs = recorder.note(changed, rows=rows)
+            recorder.reader.unwritten.written(changed)
+            outs = recorder.reader.note(changed, rows=rows)
         else:
-            recorder.unwritten.made(result)
-            outs = recorder.note(_waited_for(result, args, kwargs), "result", rows=rows)
+            recorder.reader.unwritten.made(result)
+            outs = recorder.reader.note(_waited_for(result, args, kwargs), "result", rows=rows)
         meta = {} if saved is None else {"dump": saved.finish(changed or result)}
         if outs:
             text = plain_arguments((args, dict(kwargs)))

@@ -61,7 +61,7 @@ def _probed(op: str, variant: Variant, device: str, recorder: Recorder) -> Calla
         if not recorder.active:
             return original(*args, **kwargs)
         meta: dict[str, Any] = dict(facts)
-        scope = recorder.scope()
+        scope = recorder.scopes.here()
         result = None
 
         def run() -> Any:
@@ -98,8 +98,8 @@ def _watch_backward(op: str, scope: str, result: Any, recorder: Recorder, facts:
 
         def hook(grad_inputs: tuple, grad_outputs: tuple, name: str = node.name()) -> None:
             if recorder.active:
-                ins = recorder.note(grad_outputs, "grad_output", rows=rows, reuse=True)
-                outs = recorder.note(grad_inputs, "grad_input", rows=rows, reuse=True)
+                ins = recorder.reader.note(grad_outputs, "grad_output", rows=rows, reuse=True)
+                outs = recorder.reader.note(grad_inputs, "grad_input", rows=rows, reuse=True)
                 meta = {**facts, "node": name}
                 recorder.event("kernel", f"{op}.backward", ins=ins, outs=outs, scope=scope, meta=meta)
 

@@ -30,10 +30,10 @@ class ProbedStage:
             return self._stage.forward(batch, activation, microbatch)
         self._enter("forward", microbatch)
         given = {"batch": batch} if activation is None else {"batch": batch, "activation": activation}
-        recorder.event("input", "batch", outs=recorder.note(given), scope=f"chunk.{self._number}")
+        recorder.event("input", "batch", outs=recorder.reader.note(given), scope=f"chunk.{self._number}")
         output, report = self._stage.forward(batch, activation, microbatch)
         recorder.event(
-            "module", "forward", outs=recorder.note((output, report), reuse=True), scope=f"chunk.{self._number}"
+            "module", "forward", outs=recorder.reader.note((output, report), reuse=True), scope=f"chunk.{self._number}"
         )
         if output.grad_fn is not None:
             output.grad_fn.register_prehook(partial(self._begin_backward, microbatch))
@@ -45,5 +45,5 @@ class ProbedStage:
     def _begin_backward(self, microbatch: Microbatch, gradients: tuple) -> None:
         if self._recorder.active:
             self._enter("backward", microbatch)
-            given = self._recorder.note(gradients, "grad_output")
+            given = self._recorder.reader.note(gradients, "grad_output")
             self._recorder.event("input", "gradient", outs=given, scope=f"chunk.{self._number}")

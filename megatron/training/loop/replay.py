@@ -27,8 +27,9 @@ from megatron.core.optimizer.state_digests import Held
 from megatron.core.process_groups.collectives import gather_objects, maximum
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.core.process_groups.probed import probe_groups
-from megatron.core.trace.module_hooks import ModuleHooks
+from megatron.core.trace.module_hooks import probe_modules
 from megatron.core.trace.probed_stage import ProbedStage
+from megatron.core.trace.reader import unseen
 from megatron.core.trace.recorder import Recorder
 from megatron.core.trace.tensor_digest import Digester
 from megatron.training.loop.recorded import first_mismatch
@@ -67,7 +68,7 @@ class ReplayCheck:
         self._interval, self._digest_pieces = interval, ops["digest_pieces"]
         self._lines: list[bytes] = []
         self._recorder = Recorder(self._lines.append)
-        self._recorder.digester = Digester(ops["digest_words"], ops["digest_rows"])
+        self._recorder.reader.digester = Digester(ops["digest_words"], ops["digest_rows"])
         self._tables: dict[tuple[int, int], tuple[PieceTable, list[str]]] = {}
 
     def groups(self, groups: ProcessGroups) -> ProcessGroups:
@@ -145,14 +146,14 @@ class ReplayCheck:
                     self._show_results()
         finally:
             recorder.end_step(iteration, complete=True)
-            recorder.settle()
+            recorder.writer.settle()
         return _Computed(b"".join(self._lines), losses, stopped)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
         """Hooks on modules, chunks and buffers, for one computation."""
         recorder, chunks, pp = self._recorder, self._step.chunks, self._real.pp
-        handles = [handle for module in self._modules for handle in ModuleHooks(recorder).install(module)]
+        handles = [handle for module in self._modules for handle in probe_modules(module, recorder)]
         self._step.chunks = [ProbedStage(c, n * pp.size + pp.rank, recorder) for n, c in enumerate(chunks)]
         for number, buffer in enumerate(self._buffers):
             buffer.watch = functools.partial(self._show_bucket, number)
@@ -167,10 +168,10 @@ class ReplayCheck:
 
     def _show(self, read: Callable[[], tuple[list[Held], torch.Tensor]]) -> None:
         """One event per parameter and tensor."""
-        with self._recorder.unseen():
+        with unseen():
             held, digests = read()
-            starts = self._recorder.starts((h.kind, h.dtype, h.numel) for h in held)
-            notes = self._recorder.note_digests(starts, digests)
+            reader = self._recorder.reader
+            notes = reader.note_digests(reader.starts((h.kind, h.dtype, h.numel) for h in held), digests)
         for what, note in zip(held, notes, strict=True):
             self._recorder.event("state", what.kind, outs=[note], scope=what.name)
 
@@ -183,12 +184,12 @@ class ReplayCheck:
                 PieceAt(name=p.spec.name, shard=p.shard, start=p.start, length=p.length, offset=p.offset - span.start)
                 for p in span.pieces
             ]
-            starts = self._recorder.starts((f"{p.name}[{p.shard}]", torch.float32, p.length) for p in pieces)
+            starts = self._recorder.reader.starts((f"{p.name}[{p.shard}]", torch.float32, p.length) for p in pieces)
             self._tables[number, bucket] = PieceTable(pieces), starts
         table, starts = self._tables[number, bucket]
-        with self._recorder.unseen():
+        with unseen():
             digests = self._digest_pieces(table, words_of(buffer.bucket(leaf, bucket)))[0]
-            notes = self._recorder.note_digests(starts, digests)
+            notes = self._recorder.reader.note_digests(starts, digests)
         scope = f"gradient buffer {number}.{leaf}, bucket {bucket}"
         self._recorder.event("stage", "local_gradient", outs=notes, scope=scope)
 
@@ -199,7 +200,7 @@ class ReplayCheck:
         self._show(self._optimizer.held_digests.state)
         for module in self._modules:
             for name, buffer in module.named_buffers():
-                recorder.event("state", "buffer", outs=recorder.note(buffer, name), scope=name)
+                recorder.event("state", "buffer", outs=recorder.reader.note(buffer, name), scope=name)
         with self._without_tracing():
             norm = self._optimizer.measured().norm
         recorder.event("stage", "grad_norm", scope="step", args=norm.hex())

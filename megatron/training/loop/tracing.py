@@ -23,11 +23,12 @@ from megatron.core.process_groups.ordered_reduce import FloatSums
 from megatron.core.process_groups.probed import ProbedSums, probe_groups
 from megatron.core.trace.dump import Dump
 from megatron.core.trace.format import LEVELS, dump_folder, trace_file
-from megatron.core.trace.module_hooks import ModuleHooks
+from megatron.core.trace.module_hooks import probe_modules
 from megatron.core.trace.op_mode import OpMode
 from megatron.core.trace.probed_ops import DISPATCH_OPS, probe_ops
 from megatron.core.trace.probed_stage import ProbedStage
-from megatron.core.trace.recorder import Note, Recorder
+from megatron.core.trace.reader import Note, unseen
+from megatron.core.trace.recorder import Recorder
 from megatron.core.trace.tensor_digest import Digester
 from megatron.training.config.manifest import trace_folder_problems
 from megatron.training.config.trace import TraceConfig, traced_iterations, traced_ranks
@@ -67,7 +68,7 @@ class Tracing:
         """The ops everything is to be built with; the recorder makes its digests with the table's own."""
         if self.recorder is None:
             return table
-        self.recorder.digester = Digester(table["digest_words"], table["digest_rows"])
+        self.recorder.reader.digester = Digester(table["digest_words"], table["digest_rows"])
         if self._depth < LEVELS.index("module"):
             return table
         return probe_ops(table, self.recorder, None if self._depth >= LEVELS.index("op") else DISPATCH_OPS)
@@ -84,7 +85,7 @@ class Tracing:
         if self._depth >= LEVELS.index("module"):
             for chunk in real:
                 if isinstance(chunk, torch.nn.Module):
-                    ModuleHooks(self.recorder).install(chunk, parts=self._depth >= LEVELS.index("op"))
+                    probe_modules(chunk, self.recorder, parts=self._depth >= LEVELS.index("op"))
         stages = [
             ProbedStage(chunk, n * groups.pp.size + groups.pp.rank, self.recorder) for n, chunk in enumerate(real)
         ]
@@ -135,7 +136,8 @@ class Tracing:
         if self.recorder is None or late or (iteration < self._first and what != "loaded"):
             return
         lanes = torch.tensor(list(digests.values()), dtype=torch.int64).view(-1, 2)
-        outs = self.recorder.note_digests(self.recorder.starts((key, torch.int64, 0) for key in digests), lanes)
+        reader = self.recorder.reader
+        outs = reader.note_digests(reader.starts((key, torch.int64, 0) for key in digests), lanes)
         self.recorder.segment("checkpoint", iteration)
         self.recorder.event("checkpoint", what, outs=outs, scope="checkpoint")
         self.recorder.flush()
@@ -144,9 +146,9 @@ class Tracing:
         """Close the files; safe to call twice."""
         if self.recorder is not None:
             try:
-                self.recorder.settle()
+                self.recorder.writer.settle()
             finally:
-                self._writer.close(self.recorder.written)
+                self._writer.close(self.recorder.events)
 
 
 class _Part:
@@ -155,7 +157,8 @@ class _Part:
     def __init__(self, held: Sequence[Held], recorder: Recorder) -> None:
         self.held, self._recorder = held, recorder
         self.labels = [f"{h.kind} of {h.name}{list(h.shards)}+{h.start}" for h in held]
-        self.starts = recorder.starts((label, h.dtype, h.numel) for label, h in zip(self.labels, held, strict=True))
+        what = ((label, h.dtype, h.numel) for label, h in zip(self.labels, held, strict=True))
+        self.starts = recorder.reader.starts(what)
 
     def show(self, notes: Sequence[Note], at: str) -> None:
         """One event per parameter and state tensor."""
@@ -170,7 +173,7 @@ class TracedStep:
 
     def __init__(self, step: TrainStep, tracing: Tracing, chunks: Sequence[Stage], recorder: Recorder) -> None:
         self._step, self._tracing, self._chunks = step, tracing, chunks
-        self._recorder, self._digests = recorder, step.optimizer.held_digests
+        self._recorder, self._reader, self._digests = recorder, recorder.reader, step.optimizer.held_digests
         self._weights = _Part(self._digests.weights_held, recorder)
         self._state = _Part(self._digests.state_held, recorder)
         self._final = _Part(self._digests.gradients_held, recorder)
@@ -205,7 +208,7 @@ class TracedStep:
         # As the model reads them: a layout-free digest of them takes three times as long.
         for buffer in self._step.ddp.buffers:
             buffer.complete_weights()
-        self._weights.show(self._recorder.noted(self._params), "before")
+        self._weights.show(self._reader.noted(self._params), "before")
         self._show_expert_bias("before")
         if self._left != self._iteration - 1:
             self._state.show(self._read(self._state, self._digests.state), "before")
@@ -213,26 +216,26 @@ class TracedStep:
     def _show_expert_bias(self, at: str) -> None:
         for chunk in self._chunks:
             for router in chunk.balanced_routers():
-                outs = self._recorder.note(router.expert_bias_E, "expert_bias")
+                outs = self._reader.note(router.expert_bias_E, "expert_bias")
                 meta = {"shards": (0,), "at": at}
                 self._recorder.event("state", "expert_bias", outs=outs, scope=router.name, meta=meta)
 
     def _read(self, part: _Part, digests: Digests, written: Written = None) -> list[Note]:
         """A note of each that this rank holds of a part of the state."""
-        with self._recorder.unseen():
-            return self._recorder.note_digests(part.starts, digests(written)[1])
+        with unseen():
+            return self._reader.note_digests(part.starts, digests(written)[1])
 
     def _finalize(self, finalize: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._recorder.active:
             return finalize(*args, **kwargs)
-        recorder, ddp = self._recorder, self._step.ddp
+        recorder, reader, ddp = self._recorder, self._reader, self._step.ddp
         recorder.segment("optimizer", self._iteration)
-        leaves = recorder.trusting and ddp.leaves_gradients(*args, **kwargs)
-        before = [] if leaves else [recorder.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(ddp.buffers)]
+        leaves = reader.trusting and ddp.leaves_gradients(*args, **kwargs)
+        before = [] if leaves else [reader.note(buffer.grads, f"buffer.{n}") for n, buffer in enumerate(ddp.buffers)]
         result = finalize(*args, **kwargs)
-        if recorder.trusting and self._step.replay is None:
+        if reader.trusting and self._step.replay is None:
             # The step reads them anyway, and makes their digests then; nobody changes them before.
-            self._gradients = recorder.promise(self._final.starts)
+            self._gradients = reader.promise(self._final.starts)
             self._promised = self._gradients
         else:
             self._gradients = self._read(self._final, self._digests.gradients)
@@ -246,7 +249,7 @@ class TracedStep:
         text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items() if key != "digest")
         # The step makes the digests of what it writes; reading all of it again would cost more. Where it is made of
         # operations that are recorded it may not.
-        kwargs["digest"] = self._recorder.trusting or self._step.groups.device.type == "cuda"
+        kwargs["digest"] = self._reader.trusting or self._step.groups.device.type == "cuda"
         kwargs["digest_grad"] = bool(self._promised)
         result = take_step(*args, **kwargs)
         written = self._step.optimizer.written
@@ -264,8 +267,8 @@ class TracedStep:
         """Bring the digests of the final gradient that are owed, also where the step was not taken."""
         owed, self._promised = self._promised, []
         if owed:
-            with self._recorder.unseen():
-                self._recorder.keep(owed, self._digests.gradients(written)[1])
+            with unseen():
+                self._reader.keep(owed, self._digests.gradients(written)[1])
 
 
 class _Watched:

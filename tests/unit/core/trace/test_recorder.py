@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatron.core.trace.digest_queue import Sent
 from megatron.core.trace.dump import Dump, on_host
 from megatron.core.trace.flatten import named_tensors, plain_arguments
 from megatron.core.trace.format import Event
 from megatron.core.trace.op_mode import OpMode
 from megatron.core.trace.recorder import Recorder
-from megatron.core.trace.tensor_digest import Digester, Sent
+from megatron.core.trace.tensor_digest import Digester
 from tests.support.recording import Lines, recorded
 from tests.support.traces import encode_event
 
@@ -88,25 +89,25 @@ def noted(trusting: bool) -> tuple[Recorder, torch.Tensor, list[str]]:
     """A recorder, a tensor it has seen, and the digests of its second look before and after a change in place."""
     recorder, x, digests = Recorder(lambda raw: None, trusting=trusting), torch.ones(3, 4), []
     recorder.segment("forward", 1)
-    recorder.note(x)
+    recorder.reader.note(x)
     for change in (0, 1):
         x.add_(1) if change else None
-        (note,) = recorder.note((x.view(12),), reuse=True)
+        (note,) = recorder.reader.note((x.view(12),), reuse=True)
         digests.append(str(note.whole))
     return recorder, x, digests
 
 
 def test_unchanged_tensors_are_not_read_again_where_versions_are_trusted():
     recorder, x, digests = noted(True)
-    assert (recorder.work.tensors, recorder.work.known) == (3, 1)
+    assert (recorder.reader.tensors, recorder.reader.known) == (3, 1)
     assert digests[0] != digests[1]
-    recorder.note(x)
-    recorder.note(x[:1], reuse=True)
-    recorder.note(x.view(torch.int32), reuse=True)
+    recorder.reader.note(x)
+    recorder.reader.note(x[:1], reuse=True)
+    recorder.reader.note(x.view(torch.int32), reuse=True)
     recorder.segment("backward", 1)
-    recorder.note(x, reuse=True)
-    assert recorder.work.known == 1, "another part, type or segment is read"
-    assert noted(False)[0].work.known == 0
+    recorder.reader.note(x, reuse=True)
+    assert recorder.reader.known == 1, "another part, type or segment is read"
+    assert noted(False)[0].reader.known == 0
     assert noted(False)[2] == digests
 
 
@@ -115,14 +116,14 @@ def test_rows_of_an_unchanged_tensor_are_not_read_again_either(monkeypatch: pyte
     monkeypatch.setattr(Digester, "by_row", lambda digester, x: read.append(x.shape) or by_row(digester, x))
     recorder, ids = Recorder(lambda raw: None, trusting=True), torch.arange(12).view(4, 3)
     recorder.segment("forward", 1)
-    first, again = recorder.note(ids), recorder.note([ids, ids.view(4, 3)], reuse=True)
+    first, again = recorder.reader.note(ids), recorder.reader.note([ids, ids.view(4, 3)], reuse=True)
     assert read == [(4, 3)]
     assert {str(note.by_row) for note in (*first, *again)} == {str(by_row(Digester(), ids))}
-    (other,) = recorder.note(ids.view(3, 4), reuse=True)
+    (other,) = recorder.reader.note(ids.view(3, 4), reuse=True)
     assert read == [(4, 3), (3, 4)]
     assert other.by_row == by_row(Digester(), ids.view(3, 4))
     ids.add_(1)
-    recorder.note(ids, reuse=True)
+    recorder.reader.note(ids, reuse=True)
     assert read == [(4, 3), (3, 4), (4, 3)]
 
 
@@ -150,7 +151,7 @@ def test_nobody_waits_for_digests_and_an_error_of_the_disk_is_raised(monkeypatch
     recorder.end_step(1, complete=True)
     assert lines.raw == b""
     arriving.here.set()
-    recorder.settle()
+    recorder.writer.settle()
     assert [event.name for event in lines.events()] == ["planted"]
 
     def full(raw: bytes) -> None:
@@ -160,7 +161,7 @@ def test_nobody_waits_for_digests_and_an_error_of_the_disk_is_raised(monkeypatch
     recorder.begin_step()
     recorder.end_step(1, complete=True)
     with pytest.raises(OSError, match="disk full"):
-        recorder.settle()
+        recorder.writer.settle()
 
 
 def test_an_error_in_a_step_leaves_what_came_before():
@@ -177,7 +178,7 @@ def test_an_error_in_a_step_leaves_what_came_before():
 
 def test_dumped_arguments_repeat_the_result(tmp_path: Path):
     def work(recorder: Recorder) -> None:
-        with recorder.scoped("layer"):
+        with recorder.scopes.inside("layer"):
             torch.full((2,), 3.0) * 2
         torch.ones(2) * 5
 

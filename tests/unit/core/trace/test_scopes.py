@@ -12,9 +12,10 @@ import torch
 
 from megatron.core.tensor_parallel.recompute import compute_again, keeping
 from megatron.core.trace.format import Event
-from megatron.core.trace.module_hooks import ModuleHooks
+from megatron.core.trace.module_hooks import probe_modules
 from megatron.core.trace.op_mode import OpMode
-from megatron.core.trace.recorder import Note, Recorder
+from megatron.core.trace.reader import Note
+from megatron.core.trace.recorder import Recorder
 from tests.support.recording import Block, Lines, recorded
 
 
@@ -23,7 +24,7 @@ def chunk_events(*, ops: bool, recompute: bool = False, parts: bool = True) -> l
     chunk = torch.nn.Sequential(Block())
 
     def work(recorder: Recorder) -> None:
-        ModuleHooks(recorder).install(chunk, parts=parts)
+        probe_modules(chunk, recorder, parts=parts)
         x = torch.ones(2, 4, requires_grad=True)
         y = compute_again(chunk, x) if recompute else chunk(x)
         recorder.segment("backward", 1)
@@ -89,7 +90,7 @@ def summed(recorder: Recorder, x: torch.Tensor) -> torch.Tensor:
 
 
 def layer(recorder: Recorder, name: str, x: torch.Tensor) -> torch.Tensor:
-    with recorder.scoped(name):
+    with recorder.scopes.inside(name):
         return Summed.apply(recorder, x.sin())
 
 
@@ -101,7 +102,7 @@ def several_layers(where: str, *, ops: bool = False) -> list[Event]:
     def work(recorder: Recorder) -> None:
         def both(x: torch.Tensor) -> torch.Tensor:
             inner = layer(recorder, "layer1", x)
-            with recorder.scoped("layer2"):
+            with recorder.scopes.inside("layer2"):
                 return compute_again(lambda y: layer(recorder, "layer2.inner", y.cos()), inner).cos()
 
         def norm(x: torch.Tensor) -> torch.Tensor:
@@ -110,7 +111,7 @@ def several_layers(where: str, *, ops: bool = False) -> list[Event]:
         x = torch.linspace(0.0, 1.0, 3, device=device, requires_grad=True)
         plain = layer(recorder, "layer0", x)
         again = compute_again(both, plain)
-        with recorder.scoped("layer3"):
+        with recorder.scopes.inside("layer3"):
             source = norm(again)
             with keeping(lambda: norm(again), source):
                 y = source.square()
@@ -168,25 +169,13 @@ def test_identities_do_not_depend_on_the_thread_of_the_backward():
     }
 
 
-def test_leaving_another_scope_than_the_innermost_is_an_error():
+def test_an_error_leaves_no_scope_open():
     def work(recorder: Recorder) -> None:
-        recorder.push("outer", "kept")
-        recorder.push("inner")
-        with pytest.raises(RuntimeError, match="left outer where it was in inner"):
-            recorder.pop("outer")
-        assert recorder.pop("outer") == "kept"
-        with pytest.raises(RuntimeError, match="left outer where it was in no scope"):
-            recorder.pop("outer")
-
-    assert recorded(work) == []
-
-
-def test_an_error_inside_a_scope_is_not_hidden_by_what_it_left_open():
-    def work(recorder: Recorder) -> None:
-        with pytest.raises(ValueError, match="planted"), recorder.scoped("outer"):
-            recorder.push("left open")
+        inside = recorder.scopes.inside
+        with pytest.raises(ValueError, match="planted"), inside("outer"), inside("inner"):
+            assert recorder.scopes.here() == "inner"
             raise ValueError("planted")
-        assert recorder.scope() == ""
+        assert recorder.scopes.here() == ""
 
     assert recorded(work) == []
 
@@ -200,7 +189,7 @@ def test_a_failed_step_leaves_nothing_to_the_next():
 
     lines, chunk = Lines(), torch.nn.Sequential(Block())
     recorder = Recorder(lines)
-    ModuleHooks(recorder).install(chunk)
+    probe_modules(chunk, recorder)
     planted = chunk[0].inner.register_forward_hook(fail)
     before = notes()
     recorder.begin_step()
@@ -210,11 +199,12 @@ def test_a_failed_step_leaves_nothing_to_the_next():
     recorder.end_step(1, complete=False)
     assert [e.scope for e in lines.events()] == ["0.inner"]
     assert notes() <= before
+    assert recorder.scopes.here() == ""
     planted.remove()
     recorder.begin_step()
     recorder.segment("forward", 2)
     chunk(torch.ones(2, 4))
-    assert recorder.scope() == ""
+    assert recorder.scopes.here() == ""
     recorder.end_step(2, complete=True)
     assert [e.scope for e in lines.events()] == ["0.inner", "0.inner", "0"]
 
@@ -232,7 +222,7 @@ def test_hooks_and_modes_change_no_bit():
         if watched:
             recorder = Recorder(Lines())
             recorder.begin_step()
-            ModuleHooks(recorder).install(chunk)
+            probe_modules(chunk, recorder)
             with OpMode(recorder):
                 work(recorder)
         else:

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from megatron.core.ops.digest_words.definition import TILE
-from megatron.core.trace import tensor_digest
-from megatron.core.trace.tensor_digest import Digest, Digester, row_words
+from megatron.core.trace.digest_queue import Digest
+from megatron.core.trace.tensor_digest import Digester
+from megatron.core.trace.tensor_words import readable, row_words
+from tests.support.digests import texts
 
 TENSORS = {
     "scalar": torch.tensor(1.5),
@@ -85,9 +87,8 @@ def test_empty_tensors_have_a_digest():
 
 def by_op(digester: Digester, tensor: torch.Tensor) -> list[Digest]:
     """Both digests as a device's tensors get them."""
-    readable = tensor_digest._readable(tensor)
     words = row_words(tensor if tensor.dim() else tensor.view(1))
-    return [*digester.on_device([readable]), digester.rows_on_device(words)]
+    return [*digester.on_device([readable(tensor)]), digester.rows_on_device(words)]
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -95,10 +96,7 @@ def test_ops_give_the_numbers_of_the_host(name: str):
     tensor, digester = TENSORS[name], Digester()
     here = [whole(digester, tensor), digester.by_row(tensor if tensor.dim() else tensor.view(1))]
     waiting = by_op(digester, tensor)
-    sent = digester.send()
-    sent.wait()
-    assert [sent.numbers(digest) for digest in waiting] == here
-    assert sent.text(waiting[0]) == sent.text(here[0])
+    assert texts(digester, waiting[:1], waiting[1:]) == texts(digester, here[:1], here[1:])
 
 
 @pytest.mark.parametrize("capacity", [600, 1 << 16])
@@ -108,7 +106,7 @@ def test_digests_of_many_tensors_wait_together(capacity: int):
     here = [digest for tensor in tensors for digest in (whole(digester, tensor), digester.by_row(tensor))]
     for _ in range(2):
         waiting = [digest for tensor in tensors for digest in by_op(digester, tensor)]
-        together = digester.on_device([tensor_digest._readable(tensor) for tensor in tensors])
+        together = digester.on_device([readable(tensor) for tensor in tensors])
         adopted = digester.adopt(torch.tensor([[1, -2], [3, 4]]))
-        numbers = digester.numbers([*waiting, *together, *adopted])
-        assert numbers == [*here, *here[::2], [1, -2], [3, 4]]
+        found = texts(digester, [*waiting[::2], *together, *adopted], waiting[1::2])
+        assert found == texts(digester, [*here[::2], *here[::2], [1, -2], [3, 4]], here[1::2])
