@@ -65,12 +65,13 @@ def measure(
     Exact integers are summed, so the norm is the same on every rank and layout; its only rounding is the last one.
     """
     totals = torch.zeros(SIZE + 2, dtype=torch.int64, device=groups.device)
+    of_norm, zero_count, not_finite_count = totals.split((SIZE, 1, 1))
     for flat in counted:
-        totals[:SIZE] += norm_blocks(flat)
+        of_norm.add_(norm_blocks(flat))
     for flat in zeros_of or ():
-        totals[SIZE] += (flat == 0).sum()
-    for ends in extremes:
-        totals[SIZE + 1] += (~torch.isfinite(ends)).sum()
+        zero_count.add_((flat == 0).sum())
+    if extremes:
+        not_finite_count.add_((~torch.isfinite(torch.cat(list(extremes)))).sum())
     *limbs, zeros, not_finite = sum_integers(groups.world, totals).tolist()
     norm = norm_from_limbs(limbs)
     return Measured(

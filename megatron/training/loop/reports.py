@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from megatron.core.config.errors import TrainingStoppedError
 from megatron.core.contracts.batch import StageReport
+from megatron.core.ops.reading import start_reading
 from megatron.core.optimizer.clip_grads import after_not_finite
 from megatron.core.process_groups.collectives import all_gather
 from megatron.core.process_groups.groups import ProcessGroups
@@ -43,21 +44,21 @@ class StepLosses:
     num_tokens: int
 
 
-def gather_losses(
+def start_losses(
     reports: Sequence[Sequence[Sequence[StageReport]]],
     expected: ReportedLayers,
     groups: ProcessGroups,
     iteration: int,
     *,
     check: bool = True,
-) -> StepLosses:
-    """Combine the reports of all micro-batches of a step.
+) -> Callable[[], StepLosses]:
+    """Combine the reports of all micro-batches of a step; the host waits for them when it calls the result.
 
     ``reports[chunk][pass][micro-batch]`` are this rank's; its pass p is logical shard p * DP + its rank. Values travel
     as fp64, which holds every fp32 and every count exactly; a value comes from the one stage that owns it, and
     additions happen here on the host, by logical shard, then micro-batch, then layer.
 
-    Raises:
+    The result raises:
         TrainingStoppedError: with ``check``: a loss is not finite; on every rank at once, naming shard,
             micro-batch and rank.
     """
@@ -67,8 +68,18 @@ def gather_losses(
     owned = torch.zeros_like(stages[0])
     for stage in stages:
         owned = torch.where(stage[..., :1] > 0, stage, owned)
-    by_rank = all_gather(groups.dp, owned[..., 1])
-    shards = by_rank.transpose(0, 1).flatten(0, 1).tolist()
+    by_rank = start_reading(all_gather(groups.dp, owned[..., 1]))
+
+    def losses() -> StepLosses:
+        shards = by_rank().transpose(0, 1).flatten(0, 1).tolist()
+        return _add_up(shards, expected, groups, iteration, check=check)
+
+    return losses
+
+
+def _add_up(
+    shards: list[list[list[float]]], expected: ReportedLayers, groups: ProcessGroups, iteration: int, *, check: bool
+) -> StepLosses:
     sums, tokens = [0.0] * (1 + expected.depths), [0] * (1 + expected.depths)
     layer_sums = dict.fromkeys(expected.names, 0.0)
     for shard, microbatches in enumerate(shards):

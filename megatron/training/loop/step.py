@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megatron.core.contracts.batch import StageReport
@@ -19,7 +19,7 @@ from megatron.core.process_groups.groups import ProcessGroups
 from megatron.training.data.batches import BatchReader
 from megatron.training.data.evaluation import EvalShape
 from megatron.training.loop.replay import ReplayCheck
-from megatron.training.loop.reports import ReportedLayers, StepLosses, gather_losses
+from megatron.training.loop.reports import ReportedLayers, StepLosses, start_losses
 from megatron.training.observe.step_record import StepMetrics
 
 
@@ -112,8 +112,9 @@ class TrainStep:
         """Losses and final gradients; of what the step starts from only router biases move."""
         self.ddp.zero_grad_buffer()
         losses = self._forward_backward(reader, iteration, consumed_samples, batch_size, training=True)
-        self.ddp.finalize_model_grads(losses.num_tokens if self.shape.per_token else None)
-        return losses
+        # Read as late as possible, so that the device has something to do meanwhile.
+        self.ddp.finalize_model_grads(losses().num_tokens if self.shape.per_token else None)
+        return losses()
 
     def evaluate(self, reader: BatchReader, batches: int, iteration: int, consumed_samples: int) -> dict[str, float]:
         """Mean loss per token over ``batches`` global batches of an evaluation, from ``consumed_samples`` of the
@@ -122,7 +123,7 @@ class TrainStep:
         total, tokens, batch_size = 0.0, 0, self.shape.evaluation.batch_size
         for number in range(batches):
             position = consumed_samples + number * batch_size
-            losses = self._forward_backward(reader, iteration, position, batch_size, training=False)
+            losses = self._forward_backward(reader, iteration, position, batch_size, training=False)()
             total += losses.losses["lm loss"] * losses.num_tokens
             tokens += losses.num_tokens
         return {"lm loss": total / max(1, tokens)}
@@ -133,7 +134,7 @@ class TrainStep:
 
     def _forward_backward(
         self, reader: BatchReader, iteration: int, consumed_samples: int, batch_size: int, *, training: bool
-    ) -> StepLosses:
+    ) -> Callable[[], StepLosses]:
         shape = self.shape
         sizes = shape if training else shape.evaluation
         num_microbatches = batch_size // sizes.stride
@@ -155,4 +156,4 @@ class TrainStep:
             [[by_place[chunk, shard, i] for i in range(num_microbatches)] for shard in shape.shards]
             for chunk in range(len(self.chunks))
         ]
-        return gather_losses(reports, shape.reported, self.groups, iteration, check=shape.stop_on_non_finite)
+        return start_losses(reports, shape.reported, self.groups, iteration, check=shape.stop_on_non_finite)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
+from megatron.core.ops.reading import start_reading
 from megatron.core.process_groups.collectives import all_gather, all_to_all, all_to_all_rows
 from megatron.core.process_groups.groups import Group
 from megatron.core.tensor_parallel.context import ModelContext
@@ -79,9 +80,9 @@ class Sorting:
     def start(self, count_SE: torch.Tensor) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
         """Call the result with the number of rows for the order that makes rows as they come those that are wanted, and
         its inverse; ``count_SE`` counts them by sender and expert."""
-        count = count_SE.flatten().index_select(0, self._place)
+        count = count_SE.take(self._place)
         start = count.view(2, -1).cumsum(dim=1).view(-1) - count
-        shift = start.index_select(0, self._opposite) - start
+        shift = start.take(self._opposite) - start
 
         def orders(total: int) -> tuple[torch.Tensor, torch.Tensor]:
             by_row = torch.repeat_interleave(shift, count, output_size=2 * total).view(2, total)
@@ -163,22 +164,6 @@ def places_here(rows_STJ: torch.Tensor, count_SR: torch.Tensor, rank: int, unsor
     return order[row_STJ].flatten(0, 1)
 
 
-def _start_reading(sizes: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """The values on the host, once the result is called; only then the host waits, and not for what comes after."""
-    if not sizes.is_cuda:
-        return lambda: sizes
-    read = torch.empty(sizes.shape, dtype=sizes.dtype, pin_memory=True)
-    read.copy_(sizes, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record()
-
-    def wait() -> torch.Tensor:
-        there.synchronize()
-        return read
-
-    return wait
-
-
 def _alone(group: Group, row_of_TJ: torch.Tensor, ends_E: torch.Tensor, total: int) -> Exchange:
     """The plan of a group of one."""
     return Exchange(group=group, row_of_TJ=row_of_TJ, sent=[total], received=[total], ends_E=ends_E)
@@ -204,12 +189,12 @@ class TokenDispatcher:
             ends_E = rows_E.cumsum(0, dtype=torch.int32)
             if routing.kept_Tk is None:
                 return lambda: _alone(group, row_of_TJ, ends_E, routing.ids_Tk.numel())
-            total = _start_reading(rows_E.sum())
+            total = start_reading(rows_E.sum())
             return lambda: _alone(group, row_of_TJ, ends_E, int(total()))
         send_RE = rows_E.view(ep, 1, -1).expand(-1, etp, -1).reshape(group.size, -1)
         every_SRE = all_gather(group, send_RE) if self._gathers else None
         count_SE = all_to_all(group, send_RE) if every_SRE is None else every_SRE[:, group.rank].contiguous()
-        sizes = _start_reading(torch.stack((send_RE, count_SE)).sum(dim=2))
+        sizes = start_reading(torch.stack((send_RE, count_SE)).sum(dim=2))
         every_STJ = all_gather(group, row_of_TJ) if self._gathers else row_of_TJ
         # All that needs no sizes, so that the device waits for nothing else once they are known.
         orders, ends_E = self._sorting.start(count_SE), count_SE.sum(dim=0).cumsum(0, dtype=torch.int32)
