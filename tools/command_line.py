@@ -6,11 +6,13 @@ import argparse
 import sys
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
-from megatron.core.config.errors import ConfigError, DamagedInputError
+from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.config.fields import flags_of
 from megatron.core.datasets.indexed_dataset import bin_path, idx_path
+from megatron.training.config.folder_rules import unusable
 
 Config = TypeVar("Config")
 
@@ -45,9 +47,24 @@ def wrote(prefix: str, *, replaced: bool) -> str:
 
 
 def run_tool(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Run a tool; a refused configuration is exit code 2, damaged input 3, each with its message on stderr."""
+    """Run a tool; a refused configuration is exit code 2, damaged input 3, a file that cannot be read or written 1,
+    each with its message on stderr."""
     try:
         return main(argv)
     except (ConfigError, DamagedInputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def output_problems(prefix: str) -> list[Problem]:
+    """Why a data set cannot be written under a prefix, as far as that shows before."""
+    folder = Path(prefix).parent
+    if not folder.is_dir():
+        return [Problem(f"--output-prefix {prefix}", f"a folder {folder}", "--output-prefix")]
+    reason = unusable(str(folder), write=True)
+    if reason is None:
+        return []
+    return [Problem(f"--output-prefix {prefix}, {reason}", "a folder that can be written", "--output-prefix")]

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder, bin_path, idx_path
-from tools.command_line import run_tool, wrote
+from tools.command_line import output_problems, run_tool, wrote
 
 
 def prefixes_of(inputs: Sequence[str], output: str) -> list[str]:
@@ -48,8 +48,7 @@ def prefixes_of(inputs: Sequence[str], output: str) -> list[str]:
         problems.append(Problem(f"--input {' '.join(inputs)}", "every data set once", "--input"))
     if Path(output).resolve() in {Path(prefix).resolve() for prefix in found}:
         problems.append(Problem(f"--output-prefix {output}", "a prefix that is no input", "--output-prefix"))
-    if not Path(output).parent.is_dir():
-        problems.append(Problem(f"--output-prefix {output}", f"a folder {Path(output).parent}", "--output-prefix"))
+    problems += output_problems(output)
     if problems:
         raise ConfigError(problems)
     return found

@@ -5,8 +5,8 @@
 
 A .jsonl or .json file holds one JSON object a line; any other file is plain text and one document. The output is the
 same for any number of workers. It is written aside and takes the place of files of that name at the end, which is
-said; a run that ends earlier leaves those as they were. Exit codes: 0 done, 2 refused, 3 input damaged (named, with its
-line).
+said; a run that ends earlier leaves those as they were. Exit codes: 0 done, 1 a file cannot be
+written, 2 refused, 3 input damaged (named, with its line).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, token_
 from megatron.core.tokenizers.base import Tokenizer
 from megatron.training.config.data import TokenizerConfig
 from megatron.training.data.provider import tokenizer_from
-from tools.command_line import add_flags, config_from, run_tool, wrote
+from tools.command_line import add_flags, config_from, output_problems, run_tool, wrote
 from tools.progress import Progress
 
 JSON_SUFFIXES = (".jsonl", ".json")
@@ -227,10 +227,7 @@ def _problems(arguments: argparse.Namespace) -> list[Problem]:
     if plain is not None and arguments.json_keys != [TEXT_KEY]:
         keys = " ".join(arguments.json_keys)
         found.append(Problem(f"--json-keys {keys} with the plain text file {plain}", "JSON files only", "--input"))
-    folder = Path(arguments.output_prefix).parent
-    if not folder.is_dir():
-        found.append(Problem(f"--output-prefix {arguments.output_prefix}", f"a folder {folder}", "--output-prefix"))
-    return found
+    return found + output_problems(arguments.output_prefix)
 
 
 def _texts(document: RawDocument, keys: tuple[str, ...]) -> dict[str, str]:

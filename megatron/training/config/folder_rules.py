@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from megatron.core.config.errors import Problem
@@ -38,7 +40,21 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
             needed = "a folder that can be written, or a new one" if flag in written else "a folder that can be read"
             change = f"{flag} to the name of another folder, or leave it out"
             problems.append(Problem(f"{flag} {path or repr(path)}, {reason}", needed, change, local=True))
+    problems += _shared_problems(config)
     return problems + _tokenizer_problems(config.tokenizer) or _load_problems(config.checkpoint.load)
+
+
+def _shared_problems(config: RunConfig) -> Iterator[Problem]:
+    """Two of the folders that get a ``manifest.json`` each are one: it would be written over."""
+    named = {
+        "--run-dir": config.logging.run_dir,
+        "--fingerprint-dir": config.fingerprint.fingerprint_dir,
+        "--trace-dir": config.trace.trace_dir,
+    }
+    places = [(flag, path, os.path.realpath(path)) for flag, path in named.items() if path]
+    for (one, path, place), (other, _, there) in itertools.combinations(places, 2):
+        if place == there:
+            yield Problem(f"{one} and {other} {path}", "a folder each", f"{other}, for instance to a folder in {path}")
 
 
 def _tokenizer_problems(config: TokenizerConfig) -> list[Problem]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from megatron.core.config.fields import spelling_of
 from megatron.training.config.run import RunConfig
+from megatron.training.config.trace import traced_iterations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +19,11 @@ class Idle:
     missing: Callable[[RunConfig], bool]
     group: str
     names: tuple[str, ...]
+
+
+def _lies_beyond(iteration: int, config: RunConfig) -> bool:
+    """Whether the run ends before an iteration."""
+    return config.training.train_iters is not None and iteration > config.training.train_iters
 
 
 def _lacks(symbol: str) -> Callable[[RunConfig], bool]:
@@ -48,6 +54,18 @@ IDLE = (
         missing=lambda config: config.fingerprint.fingerprint_dir is None,
         group="fingerprint",
         names=("fingerprint_interval", "fingerprint_level"),
+    ),
+    Idle(
+        needed="iterations that far (--train-iters)",
+        missing=lambda config: _lies_beyond(traced_iterations(config.trace)[0], config),
+        group="trace",
+        names=("trace_iterations",),
+    ),
+    Idle(
+        needed="iterations as far as --profile-step-start (--train-iters)",
+        missing=lambda config: _lies_beyond(config.profile.profile_step_start, config),
+        group="profile",
+        names=("profile",),
     ),
     Idle(
         needed="--tensorboard-dir",

@@ -13,6 +13,7 @@ not needed here.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from megatron.core.config.errors import DamagedInputError, TrainingStoppedError
+from megatron.core.dist_checkpointing.folder import naming
 
 FINGERPRINT_FILE = "fingerprint.jsonl"
 RANK_FILES = "rank_*.jsonl"
@@ -185,9 +187,10 @@ class FingerprintFile:
             return
         raw = json.dumps(line).encode() + b"\n"
         offset = os.lseek(self._file, 0, os.SEEK_CUR)
-        written = os.write(self._file, raw)
+        with naming(self.path):
+            written = os.write(self._file, raw)
         if written != len(raw):
-            raise OSError(f"{self.path}: only {written} of {len(raw)} bytes of a line could be written")
+            raise OSError(errno.ENOSPC, f"only {written} of {len(raw)} bytes of a line were written", str(self.path))
         self._known[record.iteration] = (offset, len(raw))
 
     def _check(self, line: Line, offset: int, length: int) -> None:

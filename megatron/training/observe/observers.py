@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from megatron.core.dist_checkpointing.folder import naming
 from megatron.training.config.training import LoggingConfig
 from megatron.training.observe.log_line import LogLineFormat, training_line, validation_block
 from megatron.training.observe.run_folder import METRICS_FILE
@@ -61,7 +62,8 @@ class MetricsFile:
     has made ready."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / METRICS_FILE).open("a", encoding="utf-8")
+        self._path = folder / METRICS_FILE
+        self._file = self._path.open("a", encoding="utf-8")
 
     def on_step(self, step: StepMetrics) -> None:
         """As ``Observer.on_step``."""
@@ -72,8 +74,9 @@ class MetricsFile:
         self._write({"kind": split, "iteration": iteration, "consumed_samples": consumed_samples, "losses": losses})
 
     def _write(self, record: dict) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """As ``Observer.close``."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.core.dist_checkpointing.folder import naming
 from megatron.training.config.manifest import MANIFEST_FILE, Json, differences, flag_of
 from megatron.training.observe.run_manifest import write_json
 
@@ -81,5 +82,6 @@ def _words(folder: Path, earlier: Path, records: int, changed: Sequence[str], st
 
 def _write(path: Path, lines: Sequence[str]) -> None:
     unfinished = path.with_suffix(".part")
-    unfinished.write_text("".join(lines), encoding="utf-8")
+    with naming(path):
+        unfinished.write_text("".join(lines), encoding="utf-8")
     unfinished.replace(path)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.core.dist_checkpointing.folder import naming
 from megatron.core.process_groups.topology import LogicalLayout, Topology
 from megatron.training.config.manifest import MANIFEST_FILE, Json, as_json, read_manifest, recipe_part
 from megatron.training.config.run import RunConfig
@@ -96,7 +97,7 @@ def prepare_folder(folder: Path, trajectory: Json, launch: Json) -> None:
 def write_json(path: Path, value: Json) -> None:
     """Write a file that is complete or not there: to a temporary name, synced, then renamed."""
     unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("w", encoding="utf-8") as file:
+    with naming(path), unfinished.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
         file.write("\n")
         file.flush()

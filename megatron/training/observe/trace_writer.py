@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from megatron.core.dist_checkpointing.folder import write_all
 from megatron.core.trace.format import FORMAT, encode_line
 from megatron.training.config.manifest import MANIFEST_FILE, Json
 from megatron.training.observe.run_manifest import write_json
@@ -22,11 +23,12 @@ class TraceWriter:
     """Appends lines to the file of one rank; what was written stays readable whatever happens later."""
 
     def __init__(self) -> None:
-        self._file = -1
+        self._file, self._path = -1, Path()
 
     def open(self, path: Path, head: dict[str, Any]) -> None:
         """Create the file and write its first line."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self.write(encode_line({"trace": FORMAT, **head}))
 
@@ -34,11 +36,9 @@ class TraceWriter:
         """Append whole lines.
 
         Raises:
-            OSError: the disk is full.
+            OSError: the disk is full; names the file.
         """
-        view = memoryview(lines)
-        while view:
-            view = view[os.write(self._file, view) :]
+        write_all(self._file, lines, self._path)
 
     def close(self, events: int) -> None:
         """Write the last line, sync and close; safe to call twice and before ``open``."""

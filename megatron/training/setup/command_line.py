@@ -6,6 +6,7 @@ others wait a moment, so that its words are not lost when the launcher ends all 
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ from megatron.training.config.validate import config_problems, without_repeats
 from megatron.training.setup.environment import Launch, export, find_launch, rank_or_zero, read_environment
 from megatron.training.setup.pinned_environment import environment_problems, values_to_set
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""What a disk says that takes no more."""
 WAIT_S = 3.0
 """How long a rank other than the first waits before it exits with a refusal."""
 
@@ -138,7 +141,8 @@ def refuse(error: ConfigError | DamagedInputError, rank: int, *, local: bool = F
 
 def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
     """Run to the end and return the exit code of the process: 0 done, 2 refused, 3 damaged input, 4 stopped by its own
-    watch, 1 a checkpoint that could not be written. Other errors are not caught: Python ends with a traceback and 1.
+    watch, 1 a checkpoint or another file that the disk did not take. Other errors are not caught: Python ends with a
+    traceback and 1.
 
     What stops one rank stops all of them, and the first has the words of the one it comes from. So it speaks at once,
     and the others only where nothing has ended them meanwhile.
@@ -153,4 +157,9 @@ def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
             time.sleep(WAIT_S)
         print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in DISK_ERRORS or error.filename is None:
+            raise
+        print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
+        return SaveFailedError.exit_code
     return 0

@@ -13,6 +13,7 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tools import preprocess_data
 from tools.command_line import run_tool
+from tools.merge_datasets import main as merge
 from tools.preprocess_data import main
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "preprocess_data.py"
@@ -115,6 +116,19 @@ def test_files_of_that_name_are_replaced_at_the_end_and_it_is_said(tmp_path: Pat
     assert _run(tmp_path, "--input", _lines(tmp_path / "c.jsonl", [{"text": "cde"}]), *BYTES) == 0
     assert "out_text_document.idx in place of those that were there" in capsys.readouterr().out
     assert _documents(tmp_path / "out_text_document") == [[*b"cde"]]
+
+
+@pytest.mark.parametrize("tool", [main, merge])
+def test_a_place_that_cannot_be_written_is_no_traceback(tmp_path: Path, capsys, tool):
+    source = _lines(tmp_path / "a.jsonl", [{"text": "ab"}])
+    assert _run(tmp_path, "--input", source, *BYTES) == 0
+    more = ("--input", source, *BYTES) if tool is main else ("--input", str(tmp_path / "out_text_document"))
+    assert run_tool(tool, (*more, "--output-prefix", "/proc/x")) == 2
+    assert "--output-prefix /proc/x, where /proc cannot be written" in capsys.readouterr().err
+    (tmp_path / "dir_text_document.idx").mkdir()
+    prefix = str(tmp_path / ("dir" if tool is main else "dir_text_document"))
+    assert run_tool(tool, (*more, "--output-prefix", prefix)) == 1
+    assert f"error: [Errno 21] Is a directory: '{tmp_path}/dir_text_document.idx'" in capsys.readouterr().err
 
 
 def test_damage_found_by_a_worker_process_ends_the_tool(tmp_path: Path, capsys):

@@ -88,6 +88,14 @@ def test_folders_there_or_not_yet_are_taken(tmp_path: Path) -> None:
     assert folder_problems(given("--run-dir", "relative/and/new")) == []
 
 
+def test_two_manifests_do_not_share_a_folder(tmp_path: Path) -> None:
+    words = ["--run-dir", f"{tmp_path}/a", "--fingerprint-dir", f"{tmp_path}/b/../a", "--trace-dir", f"{tmp_path}/a/t"]
+    (problem,) = folder_problems(given(*words))
+    assert problem.given == f"--run-dir and --fingerprint-dir {tmp_path}/a"
+    assert folder_problems(given(*words[:2], "--fingerprint-dir", f"{tmp_path}/a/f", "--save", f"{tmp_path}/a")) == []
+    assert len(folder_problems(given(*words[:4], "--trace-dir", f"{tmp_path}/a"))) == 3
+
+
 def test_one_checkpoint_is_not_the_folder_of_all(tmp_path: Path) -> None:
     one = tmp_path / "iter_0000002"
     one.mkdir()

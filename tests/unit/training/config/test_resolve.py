@@ -274,6 +274,13 @@ def test_what_was_given_counts_also_where_it_is_the_default():
         "--qk-layernorm has no effect without an attention layer (*) in --hybrid-layer-pattern",
         "--num-experts has no effect without a mixture of experts (E) in --hybrid-layer-pattern",
     ]
+    assert idle("--trace-dir", "t", "--trace-iterations", "4:5") == [
+        "--trace-iterations has no effect without iterations that far (--train-iters)"
+    ]
+    assert idle("--trace-dir", "t", "--trace-iterations", "3:5") == []
+    assert idle("--profile", "--use-pytorch-profiler", "--run-dir", "r") == [
+        "--profile has no effect without iterations as far as --profile-step-start (--train-iters)"
+    ]
     assert idle("--qk-layernorm", "--no-qk-layernorm", "--hybrid-layer-pattern", "M-E") == []
 
 

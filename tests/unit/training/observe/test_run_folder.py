@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from megatron.training.observe.observers import MetricsFile
 from megatron.training.observe.run_folder import prepare_run_folder
+from megatron.training.observe.trace_writer import TraceWriter
 
 
 def manifest(**recipe: Any) -> dict[str, Any]:
@@ -76,3 +78,11 @@ def test_files_that_cannot_be_read_are_put_aside(tmp_path: Path, text: str) -> N
     assert words is not None and "its manifest cannot be read" in words
     assert iterations(tmp_path) == [2]
     assert (tmp_path / "earlier_1" / "manifest.json").read_bytes() == text.encode("latin-1")
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
+        MetricsFile(tmp_path).on_evaluation("valid", 1, 2, {"lm loss": 3.0})
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
+        TraceWriter().open(tmp_path / "metrics.jsonl", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -111,8 +112,11 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert ending(DamagedInputError("a.bin is cut off")) == 3
     assert ending(TrainingStoppedError("iteration 3: nan")) == 4
     assert "error on rank 0: a.bin is cut off" in capsys.readouterr().err
-    with pytest.raises(ZeroDivisionError):
-        ending(ZeroDivisionError())
+    assert ending(OSError(errno.ENOSPC, "No space left on device", "/run/metrics.jsonl")) == 1
+    assert "error on rank 0: [Errno 28] No space left on device: '/run/metrics.jsonl'" in capsys.readouterr().err
+    for other in (ZeroDivisionError(), OSError(errno.ENOSPC, "No space left"), OSError(errno.ENOENT, "none", "/x")):
+        with pytest.raises(type(other)):
+            ending(other)
 
 
 def test_what_stops_all_ranks_is_said_by_the_first_while_the_others_wait(
