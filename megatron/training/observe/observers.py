@@ -33,9 +33,10 @@ class Observer(Protocol):
 
 
 class LogLines:
-    """Prints Megatron's log line after the first step of a launch and every ``interval`` steps."""
+    """Prints Megatron's log line after the first step of a launch and every ``interval`` steps; to standard output, as
+    it is then, unless ``out`` is given."""
 
-    def __init__(self, shape: LogLineFormat, interval: int, out: TextIO = sys.stdout) -> None:
+    def __init__(self, shape: LogLineFormat, interval: int, out: TextIO | None = None) -> None:
         self._shape, self._interval, self._out = shape, interval, out
         self._window: list[StepMetrics] = []
         self._first = True

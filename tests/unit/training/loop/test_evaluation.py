@@ -81,12 +81,11 @@ def test_the_last_checkpoint_is_written_before_the_test_data_are_read(tmp_path: 
     assert there == [False, True]
 
 
-def test_the_first_step_of_a_launch_and_every_interval_are_logged() -> None:
-    out = io.StringIO()
-    lines = LogLines(LogLineFormat(train_iters=9, world_size=1), 3, out)
+def test_the_first_step_of_a_launch_and_every_interval_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = LogLines(LogLineFormat(train_iters=9, world_size=1), 3)
     for iteration in range(5, 10):
         lines.on_step(StepMetrics(iteration=iteration, consumed_samples=iteration, global_batch_size=1, num_tokens=1))
-    assert re.findall(r"iteration +(\d+)/", out.getvalue()) == ["5", "6", "9"]
+    assert re.findall(r"iteration +(\d+)/", capsys.readouterr().out) == ["5", "6", "9"]
 
 
 def test_lines_say_which_data_were_evaluated() -> None:
