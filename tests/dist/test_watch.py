@@ -15,6 +15,7 @@ LAYOUTS = {
     "TP2": (2, "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1", "ME*-"),
     "PP2": (2, "--pipeline-model-parallel-size 2 --global-batch-size 4", "ME|*-"),
     "EP2": (2, "--expert-model-parallel-size 2 --global-batch-size 4", "ME*-"),
+    "losses are not looked at": (2, "--global-batch-size 4 --no-check-for-nan-in-loss-and-grad", "ME*-"),
 }
 
 

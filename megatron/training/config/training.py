@@ -60,7 +60,8 @@ class TrainingConfig:
     exit_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] = operational("SIGTERM")
     """The signal that --exit-signal-handler waits for."""
     check_for_nan_in_loss_and_grad: bool = operational(True)
-    """Stopping every rank when a loss or gradient is not finite, naming where (exit code 4)."""
+    """Stopping every rank when a loss is not finite, naming where (exit code 4). A gradient that is not finite stops
+    them in any case."""
     check_weight_hash_across_dp_replicas_interval: int | None = operational(None)
     """Iterations between comparisons of weights, and of optimizer state that is not cut, over data-parallel ranks; a
     difference stops every rank, naming rank and tensor (exit code 4). None when not given."""
