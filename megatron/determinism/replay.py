@@ -25,6 +25,7 @@ OWN_FLAGS = (
     "--exit-interval",
     "--save",
 )
+_SHOWN = 8
 _CHECKPOINT = re.compile(r"iter_(\d{7,})")
 
 
@@ -33,7 +34,8 @@ def replay(launch: Sequence[str], folder: Path, original: Path, window: tuple[in
     ``window[1]``, traced inside the window, and compare it with the fingerprint folder of the ``original`` run.
 
     The trace is that of the original run only where every fingerprint agrees: exit 0. Another layout of the same
-    logical layout may be named. Exit 1: not faithful. Exit 2: other fixed inputs, or a fingerprint that is not there.
+    logical layout may be named. Exit 1: not faithful. Exit 2: other fixed inputs, or a fingerprint that is not there;
+    one of the original's is missed before anything runs.
     """
     first, last = window
     problem = _problem(launch, folder)
@@ -42,6 +44,9 @@ def replay(launch: Sequence[str], folder: Path, original: Path, window: tuple[in
         start, problem = _checkpoint_before(launch, first)
     if problem is not None:
         return Outcome(exit=Exit.NOT_COMPARABLE, verdict=problem)
+    unknown = _without_fingerprint("the original run", original, window)
+    if unknown is not None:
+        return unknown
     folder.mkdir(parents=True, exist_ok=True)
     mine = folder / "fingerprint"
     own = ["--fingerprint-dir", str(mine), "--fingerprint-interval", "1"]
@@ -94,16 +99,22 @@ def _judged(original: Path, folder: Path, window: tuple[int, int]) -> Outcome:
         return replace(outcome, verdict=f"not faithful, so its trace says nothing: {outcome.verdict}", facts=facts)
     if outcome.exit != Exit.SAME:
         return replace(outcome, facts=facts)
+    unknown = _without_fingerprint("the replay", mine, window)
+    if unknown is not None:
+        return replace(unknown, facts=facts)
+    return replace(outcome, verdict=f"faithful: {outcome.verdict}; trace in {folder / 'trace'}", facts=facts)
+
+
+def _without_fingerprint(run: str, folder: Path, window: tuple[int, int]) -> Outcome | None:
+    """That ``run`` has no fingerprint of iterations of the window, so that nothing can be said of them; or ``None``."""
     try:
-        known = read_lines(original / FINGERPRINT_FILE)
+        known = read_lines(folder / FINGERPRINT_FILE)
     except DamagedInputError as error:
         return Outcome(exit=Exit.DAMAGED, verdict=f"damaged or missing: {error}")
-    unknown = [iteration for iteration in range(window[0], window[1] + 1) if iteration not in known]
-    if unknown:
-        said = ", ".join(str(iteration) for iteration in unknown)
-        return Outcome(
-            exit=Exit.NOT_COMPARABLE,
-            verdict=f"the original run has no fingerprint of iteration {said}, so nothing can be said of it",
-            facts=facts,
-        )
-    return replace(outcome, verdict=f"faithful: {outcome.verdict}; trace in {folder / 'trace'}", facts=facts)
+    unknown = [str(iteration) for iteration in range(window[0], window[1] + 1) if iteration not in known]
+    if not unknown:
+        return None
+    said = ", ".join(unknown[:_SHOWN]) + f" and {len(unknown) - _SHOWN} more" * (len(unknown) > _SHOWN)
+    span = f"it has {min(known)} to {max(known)}" if known else "it has none"
+    verdict = f"{run} has no fingerprint of iteration {said} ({span}), so nothing can be said of it"
+    return Outcome(exit=Exit.NOT_COMPARABLE, verdict=verdict)

@@ -11,6 +11,7 @@ import pytest
 from megatron.determinism.replay import replay
 from megatron.determinism.report import Exit
 from megatron.determinism.trace_commands import window
+from megatron.training.observe.fingerprint import FINGERPRINT_FILE
 from tests.support.fingerprints import record, write_folder
 
 # Writes the fingerprints of a run that goes on from --ckpt-step; with a number, the iteration from which it differs.
@@ -71,10 +72,26 @@ def test_a_replay_that_differs_is_not_faithful(original: Path, wrong: int):
     assert outcome.facts["first_difference"]["iteration"] == wrong
 
 
-def test_iterations_without_a_fingerprint_prove_nothing(original: Path):
-    outcome = replay(launch(original), original.parent / "r", original, (7, 10), "op")
+def test_iterations_without_a_fingerprint_of_the_original_are_refused_before_anything_runs(original: Path):
+    folder = original.parent / "r"
+    outcome = replay(launch(original), folder, original, (7, 10), "op")
     assert outcome.exit == Exit.NOT_COMPARABLE
-    assert "no fingerprint of iteration 9, 10" in outcome.verdict
+    assert "the original run has no fingerprint of iteration 9, 10 (it has 1 to 8)" in outcome.verdict
+    (original / FINGERPRINT_FILE).write_bytes(b"")
+    empty = replay(launch(original), folder, original, (5, 6), "op")
+    assert empty.exit == Exit.NOT_COMPARABLE
+    assert "no fingerprint of iteration 5, 6 (it has none)" in empty.verdict
+    missing = replay(launch(original), folder, original.parent / "nowhere", (5, 6), "op")
+    assert missing.exit == Exit.DAMAGED
+    assert not folder.exists()
+
+
+def test_a_replay_that_ends_before_the_window_does_proves_nothing(original: Path):
+    command = launch(original)
+    command[2] = command[2].replace("o.exit_interval + 1)", "o.exit_interval)")
+    outcome = replay(command, original.parent / "r", original, (6, 7), "op")
+    assert outcome.exit == Exit.NOT_COMPARABLE
+    assert "the replay has no fingerprint of iteration 7 (it has 5 to 6)" in outcome.verdict
 
 
 def test_what_cannot_work_is_refused_before_anything_runs(original: Path):
