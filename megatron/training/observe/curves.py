@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from megatron.core.dist_checkpointing.folder import naming
 from megatron.training.observe.run_folder import METRICS_FILE, PICTURE_FILE
 from megatron.training.observe.step_record import EvalSplit, StepMetrics
 
@@ -43,7 +44,8 @@ def draw_curves(runs: dict[str, Path], out: Path, title: str) -> None:
     for axes in (loss_axes, norm_axes):
         axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(out, dpi=110)
+    with naming(out):
+        figure.savefig(out, dpi=110)
 
 
 class CurvesPicture:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from megatron.training.observe.curves import draw_curves
 from megatron.training.observe.observers import MetricsFile
 from megatron.training.observe.run_folder import prepare_run_folder
 from megatron.training.observe.trace_writer import TraceWriter
@@ -86,3 +87,6 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
         MetricsFile(tmp_path).on_evaluation("valid", 1, 2, {"lm loss": 3.0})
     with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
         TraceWriter().open(tmp_path / "metrics.jsonl", {})
+    (tmp_path / "curves.png").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/curves\.png'"):
+        draw_curves({}, tmp_path / "curves.png", "nothing")
