@@ -20,6 +20,8 @@ from megatron.training.config.resume_rules import LAYOUT_FLAGS, Source
 from megatron.training.config.run import RunConfig, config_classes
 
 MANIFEST_FILE = "manifest.json"
+EARLIER = "earlier_"
+"""Beginning of the folders in a run folder that hold what earlier runs left there."""
 
 Json = dict[str, Any]
 
@@ -79,7 +81,7 @@ def read_manifest(folder: Path) -> Json:
 
 def _meant(folder: Path) -> str:
     """Which folder to name in place of one without fingerprints and without a trace."""
-    near = sorted({str(path.parent) for path in folder.glob(f"*/{MANIFEST_FILE}")})
+    near = sorted(str(p.parent) for p in folder.glob(f"*/{MANIFEST_FILE}") if not p.parent.name.startswith(EARLIER))
     if near:
         return f"did you mean {' or '.join(near[:3])}?"
     return "name what a run had as --fingerprint-dir (for compare) or --trace-dir (for trace-compare)"

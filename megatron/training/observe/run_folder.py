@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.dist_checkpointing.folder import naming
-from megatron.training.config.manifest import MANIFEST_FILE, Json, differences, flag_of
+from megatron.training.config.manifest import EARLIER, MANIFEST_FILE, Json, differences, flag_of
 from megatron.training.observe.run_manifest import write_json
 
 METRICS_FILE, PICTURE_FILE, PROFILES = "metrics.jsonl", "curves.png", "profile_rank_*"
@@ -29,7 +29,7 @@ def prepare_run_folder(folder: Path, manifest: Json, *, start_iteration: int) ->
     changed = _changed_inputs(folder / MANIFEST_FILE, manifest["trajectory"])
     words = None
     if left or changed:
-        earlier = next(at for n in itertools.count(1) if not (at := folder / f"earlier_{n}").exists())
+        earlier = next(at for n in itertools.count(1) if not (at := folder / f"{EARLIER}{n}").exists())
         earlier.mkdir()
         if left:
             _write(earlier / METRICS_FILE, left)

@@ -67,5 +67,7 @@ def test_a_run_folder_is_told_apart_and_what_may_be_meant_is_named(tmp_path: Pat
     with pytest.raises(DamagedInputError, match=r"no launches, as in a --run-dir; name what a run had"):
         read_manifest(tmp_path)
     write_folder(tmp_path / "fingerprint", [record(1)])
+    (tmp_path / "earlier_1").mkdir()
+    (tmp_path / "earlier_1" / "manifest.json").write_text("{}")
     with pytest.raises(DamagedInputError, match=rf"as in a --run-dir; did you mean {tmp_path}/fingerprint\?"):
         read_manifest(tmp_path)
