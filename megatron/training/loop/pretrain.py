@@ -58,9 +58,13 @@ def run_training(run: Run, started: float) -> None:
             run.tracing.checkpoint("loaded", start.position.iteration, checkpoints.digests())
     observers = _observers(run, manifest, start.position)
     with contextlib.ExitStack() as closing:
-        for open_part in (readers, run.tracing, fingerprints, *reversed(observers)):
-            if open_part is not None:
-                closing.callback(open_part.close)
+        closing.callback(readers.close)
+        if run.tracing is not None:
+            closing.callback(run.tracing.close)
+        if fingerprints is not None:
+            closing.callback(fingerprints.close)
+        for observer in reversed(observers):
+            closing.callback(observer.close)
         settle = None if fingerprints is None else fingerprints.settle
         tell = None if run.tracing is None else run.tracing.checkpoint
         with checkpoints.begin(manifest["trajectory"], run.step.schedule, before_save=settle, tell=tell):
