@@ -40,6 +40,8 @@ from megatron.training.setup.pinned_environment import environment_problems, val
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """What a disk says that takes no more."""
+INTERRUPTED = 130
+"""What a shell makes of the end by SIGINT."""
 WAIT_S = 3.0
 """How long a rank other than the first waits before it exits with a refusal."""
 
@@ -141,8 +143,8 @@ def refuse(error: ConfigError | DamagedInputError, rank: int, *, local: bool = F
 
 def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
     """Run to the end and return the exit code of the process: 0 done, 2 refused, 3 damaged input, 4 stopped by its own
-    watch, 1 a checkpoint or another file that the disk did not take. Other errors are not caught: Python ends with a
-    traceback and 1.
+    watch, 1 a checkpoint or another file that the disk did not take, 130 interrupted from the keyboard. Other errors
+    are not caught: Python ends with a traceback and 1.
 
     What stops one rank stops all of them, and the first has the words of the one it comes from. So it speaks at once,
     and the others only where nothing has ended them meanwhile.
@@ -162,4 +164,8 @@ def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
             raise
         print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
         return SaveFailedError.exit_code
+    except KeyboardInterrupt:
+        how = "--exit-signal-handler --exit-signal SIGINT would finish the step and save first"
+        print(f"error on rank {rank}: interrupted; {how}", file=sys.stderr, flush=True)
+        return INTERRUPTED
     return 0

@@ -100,7 +100,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
-    def ending(error: Exception | None):
+    def ending(error: BaseException | None):
         def body(_: RunConfig) -> None:
             if error is not None:
                 raise error
@@ -114,6 +114,8 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert "error on rank 0: a.bin is cut off" in capsys.readouterr().err
     assert ending(OSError(errno.ENOSPC, "No space left on device", "/run/metrics.jsonl")) == 1
     assert "error on rank 0: [Errno 28] No space left on device: '/run/metrics.jsonl'" in capsys.readouterr().err
+    assert ending(KeyboardInterrupt()) == 130
+    assert "interrupted; --exit-signal-handler" in capsys.readouterr().err
     for other in (ZeroDivisionError(), OSError(errno.ENOSPC, "No space left"), OSError(errno.ENOENT, "none", "/x")):
         with pytest.raises(type(other)):
             ending(other)
