@@ -134,7 +134,7 @@ class Arriving:
         self.here = threading.Event()
 
     def synchronize(self) -> None:
-        assert self.here.wait(10)
+        assert self.here.wait(100)
 
 
 def test_nobody_waits_for_digests_and_an_error_of_the_disk_is_raised(monkeypatch: pytest.MonkeyPatch):
