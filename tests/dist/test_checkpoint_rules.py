@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from megatron.core.config.errors import TrainingStoppedError
+from megatron.core.config.errors import SaveFailedError, TrainingStoppedError
 from megatron.core.dist_checkpointing import writer
 from megatron.core.dist_checkpointing.folder import MARKER_FILE, complete_iterations, iteration_folder, newest_iteration
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
@@ -322,6 +322,27 @@ def hold_back_the_writer() -> None:
         save(*args)
 
     TrainStep.run, checkpointer.save_checkpoint = counted, late
+
+
+def fail_the_first_save() -> None:
+    """In a rank's process: the disk is full at first."""
+    save = checkpointer.save_checkpoint
+
+    def failing(*args: object) -> None:
+        checkpointer.save_checkpoint = save
+        raise SaveFailedError("iteration 2 was not saved: disk full")
+
+    checkpointer.save_checkpoint = failing
+
+
+def test_a_save_in_the_background_that_failed_does_not_cost_the_next_one(tmp_path: Path) -> None:
+    """The run ends where the error comes up, with what it has reached there on the disk."""
+    words = f"{QUICK} --save {tmp_path} --save-interval 2 --async-save"
+    for rank in run_legs(2, words, fail_the_first_save):
+        assert (rank.code, rank.error) == (1, "iteration 2 was not saved: disk full")
+    assert newest_iteration(tmp_path) == 4
+    assert complete_iterations(tmp_path) == [4]
+    assert "at iteration 4" in finished(2, f"{QUICK} --load {tmp_path}")
 
 
 def stop_while_saving(fails: bool) -> None:

@@ -193,7 +193,7 @@ class Checkpointer:
         same folder counts as saved.
 
         Raises:
-            SaveFailedError: this save failed, or the one in the background before it.
+            SaveFailedError: this save failed, or the one in the background before it; then this one was tried too.
         """
         interval = self._settings.save_interval
         if self._settings.save is None or interval is None or position.iteration == self._saved_at:
@@ -203,12 +203,23 @@ class Checkpointer:
             self._saved_at = position.iteration
 
     def _save(self, position: Position) -> None:
-        root, group = Path(self._settings.save), self._group
         if self._before_save is not None:
             self._before_save()
         start = time.monotonic()
-        waited = self._wait()
-        asynchronous = self._settings.async_save
+        try:
+            waited = self._wait()
+        except SaveFailedError:
+            # The run ends here. What it has reached since is kept, where the disk takes it by now.
+            with contextlib.suppress(SaveFailedError):
+                self._write(position, start, asynchronous=False)
+            raise
+        self._write(position, start, asynchronous=self._settings.async_save)
+        if self._settings.async_save:
+            stall = time.monotonic() - start
+            self._say(f"training went on after {stall * 1000:.0f} ms ({waited * 1000:.0f} ms for the save before)")
+
+    def _write(self, position: Position, start: float, *, asynchronous: bool) -> None:
+        root, group = Path(self._settings.save), self._group
         self._say(f"saving checkpoint at iteration {position.iteration:7d} to {root} in torch_dist format")
         if iteration_folder(root, position.iteration).exists():
             self._say(f"it takes the place of the checkpoint of iteration {position.iteration} that is there")
@@ -233,13 +244,11 @@ class Checkpointer:
                 f"successfully saved checkpoint from iteration {position.iteration:7d} to {root} in {seconds:.2f} s"
             )
 
-        if not asynchronous:
+        if asynchronous:
+            self._background.start(save)
+        else:
             save()
             self._wait()
-            return
-        self._background.start(save)
-        stall = time.monotonic() - start
-        self._say(f"training went on after {stall * 1000:.0f} ms ({waited * 1000:.0f} ms for the save before)")
 
     def _wait(self) -> float:
         """Wait for a save in the background; returns the seconds that took."""
