@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.contracts.param_spec import ParamSpec
 
 
@@ -59,7 +60,7 @@ def accumulate_grad(param: ModelParameter, grad: torch.Tensor, stage: str = "") 
     return None
 
 
-class _UseInFp32(torch.autograd.Function):
+class _UseInFp32(Node):
     @staticmethod
     def forward(ctx, *params: ModelParameter) -> tuple[torch.Tensor, ...]:
         ctx.params = params

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.process_groups.collectives import all_gather
 from megatron.core.tensor_parallel.context import ModelContext
 
@@ -23,7 +24,7 @@ def _log_z(max_RT: torch.Tensor, sum_exp_RT: torch.Tensor, context: ModelContext
     return highest_T + torch.log(context.ops["blocked_fold"](scaled_RT, scaled_RT.shape[0]))
 
 
-class _VocabParallelCrossEntropy(torch.autograd.Function):
+class _VocabParallelCrossEntropy(Node):
     @staticmethod
     def forward(
         ctx: Any, logits_TV: torch.Tensor, target_T: torch.Tensor, num_valid: int, context: ModelContext

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.contracts.param_spec import Initial
 from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.tensor_parallel.context import ModelContext
@@ -14,7 +15,7 @@ from megatron.core.tensor_parallel.mappings import leave_tp
 from megatron.core.tensor_parallel.parameter import Stages, create_parameter, cut_spec
 
 
-class _Lookup(torch.autograd.Function):
+class _Lookup(Node):
     @staticmethod
     def forward(
         ctx: Any, weight_VH: ModelParameter, ids_T: torch.Tensor, context: ModelContext, stage: str

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.contracts.parameter import ModelParameter, main_grad, use_in_fp32
 from megatron.core.process_groups.collectives import all_gather
 from megatron.core.tensor_parallel.context import ModelContext
@@ -37,7 +38,7 @@ def _rows(x_SBX: torch.Tensor, context: ModelContext, gather: bool) -> torch.Ten
     return whole.flatten(0, -2)
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Node):
     """y = x W^T. With ``gather`` the input is cut along the sequence: it is gathered for the product, and gathered
     again in the backward instead of being kept. With ``scatter`` the output is: the ranks' products are added."""
 

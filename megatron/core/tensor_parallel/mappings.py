@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.process_groups.collectives import all_gather, all_to_all
 from megatron.core.tensor_parallel.context import ModelContext
 
@@ -18,7 +19,7 @@ def gather_rows(x: torch.Tensor, context: ModelContext) -> torch.Tensor:
     return all_gather(context.groups.tp, x).flatten(0, 1)
 
 
-class _CopyToTp(torch.autograd.Function):
+class _CopyToTp(Node):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         ctx.context = context
@@ -29,7 +30,7 @@ class _CopyToTp(torch.autograd.Function):
         return ctx.context.sums.all_reduce(ctx.context.groups.tp, grad.contiguous()), None
 
 
-class _ReduceFromTp(torch.autograd.Function):
+class _ReduceFromTp(Node):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         return context.sums.all_reduce(context.groups.tp, x.contiguous())
@@ -39,7 +40,7 @@ class _ReduceFromTp(torch.autograd.Function):
         return grad, None
 
 
-class _ReduceScatterToSequence(torch.autograd.Function):
+class _ReduceScatterToSequence(Node):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         ctx.context = context
@@ -50,7 +51,7 @@ class _ReduceScatterToSequence(torch.autograd.Function):
         return gather_rows(grad.contiguous(), ctx.context), None
 
 
-class _GatherColumns(torch.autograd.Function):
+class _GatherColumns(Node):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, context: ModelContext) -> torch.Tensor:
         ctx.context = context
@@ -63,7 +64,7 @@ class _GatherColumns(torch.autograd.Function):
         return ctx.context.sums.reduce_scatter_rows(tp, pieces).squeeze(0), None
 
 
-class _ColumnsToResidual(torch.autograd.Function):
+class _ColumnsToResidual(Node):
     """Complete columns: under sequence parallelism all columns of this rank's rows, else all of everything. Backward
     takes the gradient, which is complete, the same way back; nothing is added."""
 

@@ -22,11 +22,12 @@ import torch
 from megatron.core.config.moe import AUXILIARY_NAMES, Z_LOSS_NAME
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
+from megatron.core.contracts.node import Node
 from megatron.core.process_groups.collectives import sum_integers
 from megatron.core.tensor_parallel.context import ModelContext
 
 
-class _AttachLoss(torch.autograd.Function):
+class _AttachLoss(Node):
     """Identity on ``x`` that also differentiates ``loss``, with weight ``scale``."""
 
     @staticmethod

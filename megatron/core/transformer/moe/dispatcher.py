@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
+from megatron.core.contracts.node import Node
 from megatron.core.ops.reading import start_reading
 from megatron.core.process_groups.collectives import all_gather, all_to_all, all_to_all_rows
 from megatron.core.process_groups.groups import Group
@@ -104,7 +105,7 @@ def _homeward(rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
     return all_to_all_rows(plan.group, rows.index_select(0, plan.unsort), plan.received, plan.sent)
 
 
-class _ToExperts(torch.autograd.Function):
+class _ToExperts(Node):
     @staticmethod
     def forward(
         ctx: Any, rows_RH: torch.Tensor, weight_R1: torch.Tensor, plan: Exchange
@@ -117,7 +118,7 @@ class _ToExperts(torch.autograd.Function):
         return _homeward(grad_RH, ctx.plan), _homeward(grad_R1, ctx.plan), None
 
 
-class _FromExperts(torch.autograd.Function):
+class _FromExperts(Node):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, plan: Exchange) -> torch.Tensor:
         ctx.plan = plan
@@ -134,7 +135,7 @@ class _Ops:
     unpermute: Callable[..., torch.Tensor]
 
 
-class _FromEveryone(torch.autograd.Function):
+class _FromEveryone(Node):
     """``x`` of all members, and of it the rows of this rank; gradients go home as rows do."""
 
     @staticmethod

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
+from megatron.core.contracts.node import Node
 from megatron.core.contracts.param_spec import Initial, LogicalShard, ParamSpec, expert_shard
 from megatron.core.contracts.parameter import ModelParameter
 from megatron.core.tensor_parallel.context import ModelContext
@@ -23,7 +24,7 @@ def local_expert_ids(num_experts: int, context: ModelContext) -> range:
     return range(ep.rank * count, (ep.rank + 1) * count)
 
 
-class _GroupedLinear(torch.autograd.Function):
+class _GroupedLinear(Node):
     @staticmethod
     def forward(
         ctx: Any, rows_RX: torch.Tensor, weight_EYX: ModelParameter, ends_E: torch.Tensor, context: ModelContext
@@ -44,7 +45,7 @@ class _GroupedLinear(torch.autograd.Function):
         return dx_RX, dweight_EYX, None, None
 
 
-class _AddExpertBias(torch.autograd.Function):
+class _AddExpertBias(Node):
     """``y[r] + weight[r] * bias[expert of r]``, in fp32, rounded once. An expert's bias gradient is torch's fp32 sum
     over that expert's rows alone, so other experts' rows cannot change its bits; the host waits for their number."""
 

@@ -9,6 +9,7 @@ import torch
 
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
+from megatron.core.contracts.node import Node
 from megatron.core.contracts.param_spec import Initial
 from megatron.core.contracts.parameter import use_in_fp32
 from megatron.core.rng.counter import box_index, uniform
@@ -39,7 +40,7 @@ class Routing:
     kept_Tk: torch.Tensor | None = None
 
 
-class _TakeScores(torch.autograd.Function):
+class _TakeScores(Node):
     """Scores of the chosen experts. Ids of one token differ, so the backward writes each place once."""
 
     @staticmethod
