@@ -61,8 +61,12 @@ def compare_folders(
         return _no_difference(scans, facts), None
     verdict = join(findings, scans)
     page = report if report is not None else right / REPORT_FILE
-    write_report(page, verdict, scans, facts)
-    return _different(verdict, scans, {**facts, "report": str(page)}), verdict
+    try:
+        write_report(page, verdict, scans, facts)
+        where = str(page)
+    except OSError as error:
+        where = f"could not be written ({error})"
+    return _different(verdict, scans, {**facts, "report": where}), verdict
 
 
 def _not_comparable(left: TraceFolder, right: TraceFolder, *, force: bool) -> list[str]:
@@ -118,8 +122,12 @@ def _no_difference(scans: dict[int, RankScan], facts: dict[str, Any]) -> Outcome
         return Outcome(
             exit=Exit.DAMAGED, verdict=verdict, details=tuple(f"  {t}" for t in facts["cut_off"]), facts=facts
         )
-    if not common:
-        return Outcome(exit=Exit.NOT_COMPARABLE, verdict="not comparable: no event in common", facts=facts)
+    strange = [str(rank) for rank, scan in scans.items() if not scan.common]
+    if strange:
+        what = "no event in common" if facts["extra_events"] else "neither holds an event of the iterations both trace,"
+        ranks = f" on rank{'s' * (len(strange) != 1)} {', '.join(strange)}"
+        extra = tuple(_extra_lines(scans))
+        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"not comparable: {what}{ranks}", details=extra, facts=facts)
     verdict = f"no difference in {common} events of {len(scans)} rank{'s' * (len(scans) != 1)}"
     return Outcome(exit=Exit.SAME, verdict=verdict, details=tuple(_extra_lines(scans)), facts=facts)
 

@@ -50,9 +50,12 @@ class RankStream:
 
     def _parsed(self, raw: bytes, number: int) -> dict[str, Any]:
         try:
-            return json.loads(raw)
+            line = json.loads(raw)
         except ValueError as error:
             raise DamagedInputError(f"{self.path}: line {number} is damaged ({error})") from error
+        if not isinstance(line, dict):
+            raise DamagedInputError(f"{self.path}: line {number} is no line of a trace")
+        return line
 
     def segments(self) -> Iterator[Segment]:
         """Every segment that is whole or, at the end of a file that is cut off, its readable part.
@@ -80,8 +83,9 @@ class RankStream:
             yield open_segment
 
     def _marker(self, line: dict[str, Any], number: int) -> Segment | None:
-        if "segment" in line:
-            return Segment(tuple(line["segment"].items()), [])
+        segment = line.get("segment")
+        if isinstance(segment, dict) and {"pass", "iteration"} <= segment.keys():
+            return Segment(tuple(segment.items()), [])
         if "closed" in line:
             self.cut = None
             if line["closed"] != self.num_events:
@@ -130,7 +134,9 @@ def open_folder(path: Path) -> TraceFolder:
         raise UnknownFormatError(f"{path} has trace format {trace.get('format')}, this version reads {FORMAT}")
     if not any(path.glob(TRACE_FILES)):
         raise DamagedInputError(f"{path} holds no {TRACE_FILES}")
-    first, last = trace["iterations"]
-    return TraceFolder(
-        path, manifest["trajectory"], manifest["launches"][-1], trace["level"], (first, last), tuple(trace["ranks"])
-    )
+    try:
+        first, last = trace["iterations"]
+        ranks, level, launch = tuple(trace["ranks"]), trace["level"], manifest["launches"][-1]
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise DamagedInputError(f"{path}: its manifest is damaged ({error!r})") from error
+    return TraceFolder(path, manifest["trajectory"], launch, level, (first, last), ranks)

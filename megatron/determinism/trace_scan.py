@@ -17,6 +17,9 @@ TRAVELS = ("collective", "sum")
 Streams = tuple[RankStream, RankStream]
 
 _SHOWN = 20
+_TRANSFER = frozenset({"axis", "ranks", "seq"})
+_FACTS = {"state": frozenset({"at", "shards"}), "collective": _TRANSFER, "sum": _TRANSFER}
+"""What has to be known of an event, by kind."""
 _CARRIED = tuple(f'{{"e":"{kind}"'.encode() for kind in TRAVELS)
 
 
@@ -154,9 +157,13 @@ def _pair_segments(
 
 def _decoded(raw: bytes, stream: RankStream) -> Event:
     try:
-        return decode_event(raw)
-    except (ValueError, KeyError, TypeError) as error:
+        event = decode_event(raw)
+        missing = _FACTS.get(event.kind, frozenset()) - event.meta.keys() - {"seq" if event.name == "exchange" else ""}
+        if missing:
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise DamagedInputError(f"{stream.path}: an event is damaged ({error}): {raw[:80]!r}") from error
+    return event
 
 
 def _compare(scan: RankScan, one: Segment, other: Segment, streams: Streams, order: int) -> None:

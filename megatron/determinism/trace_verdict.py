@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.core.trace.format import event_start
 from megatron.determinism.trace_mechanism import RACE, Mechanism, drifting, of_inputs, of_origin, of_state
 from megatron.determinism.trace_read import RankStream
 from megatron.determinism.trace_scan import TRAVELS, Mismatch, RankScan, transfer_keys
@@ -125,8 +126,8 @@ def produced_before(mismatch: Mismatch, side: str, stream: RankStream) -> bool:
 
 def _is_event(head: bytes, mismatch: Mismatch) -> bool:
     event = mismatch.left
-    start = f'{{"e":"{event.kind}","s":"{event.scope}","n":"{event.name}","o":{event.occurrence},"p":"{event.phase}"'
-    return head.startswith(start.encode())
+    before, after = event_start(event.kind, event.scope, event.name, event.phase)
+    return head.startswith(f"{before}{event.occurrence}{after}".encode())
 
 
 def join(findings: Sequence[Finding], scans: Mapping[int, RankScan]) -> Verdict:

@@ -174,6 +174,40 @@ def test_damage_is_named(tmp_path: Path):
         assert str(file) in outcome.verdict
 
 
+def test_no_flipped_bit_ends_in_a_traceback(tmp_path: Path):
+    weights = Event(
+        "state", "w", "weights", 0, "state", (), (seen("5"),), meta={"shards": [0], "start": 0, "at": "before"}
+    )
+    events = {run: [weights, op("aten.exp.default", "1", "2"), all_gather("2", run, (0, 1))] for run in "34"}
+    a, b = (write_trace(tmp_path / run, {0: {1: events[run]}, 1: {1: events["3"]}}) for run in "34")
+    assert trace_compare(a, b).exit == Exit.DIFFERENT
+    for name in (trace_file(0), "manifest.json"):
+        whole, exits = (a / name).read_bytes(), set()
+        for at in range(0, len(whole), 3 if name != "manifest.json" else 41):
+            (a / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+            exits.add(trace_compare(a, b).exit)
+        assert {Exit.DIFFERENT, Exit.DAMAGED} <= exits
+        (a / name).write_bytes(whole)
+
+
+def test_traces_or_ranks_without_a_common_event_say_nothing(tmp_path: Path):
+    none = compared(tmp_path / "none", {0: {}}, {0: {}})
+    assert none.exit == Exit.NOT_COMPARABLE
+    assert none.verdict == "not comparable: neither holds an event of the iterations both trace, on rank 0"
+    one = compared(tmp_path / "one", {0: {1: PLAIN}, 1: {1: PLAIN}}, {0: {1: PLAIN}, 1: {2: PLAIN}})
+    assert one.exit == Exit.NOT_COMPARABLE
+    assert one.verdict == "not comparable: no event in common on rank 1"
+    assert one.details[0].startswith("  rank 1: 3 events in A only")
+
+
+def test_a_report_that_cannot_be_written_hides_no_verdict(tmp_path: Path):
+    wrong = changed(PLAIN, 1, outs=(seen("9", "result"),))
+    a, b = (write_trace(tmp_path / run, {0: {1: events}}) for run, events in (("a", PLAIN), ("b", wrong)))
+    outcome = trace_compare(a, b, report=tmp_path / "nowhere" / "page.html")
+    assert outcome.exit == Exit.DIFFERENT
+    assert "report: could not be written" in outcome.details[-1]
+
+
 def test_missing_rank_is_damage(tmp_path: Path):
     outcome = compared(tmp_path, {0: {1: PLAIN}, 1: {1: PLAIN}}, {0: {1: PLAIN}}, traced=(0, 1))
     assert outcome.exit == Exit.DAMAGED
@@ -185,7 +219,7 @@ def test_missing_rank_is_damage(tmp_path: Path):
     [
         ({"trajectory": {"seed": 7}}, "1 fixed input differs"),
         ({"level": "module"}, "the levels differ"),
-        ({"iterations": (5, 6)}, "no event in common"),
+        ({"iterations": (5, 6)}, "neither holds an event of the iterations both trace"),
     ],
 )
 def test_what_cannot_be_compared(tmp_path: Path, of_right: dict, said: str):
