@@ -14,6 +14,7 @@ from pathlib import Path
 from megatron.core.config.errors import Problem
 from megatron.core.dist_checkpointing.facts import FACTS_FILE
 from megatron.core.dist_checkpointing.folder import MARKER_FILE
+from megatron.training.config.checkpoint import CheckpointConfig
 from megatron.training.config.data import TokenizerConfig
 from megatron.training.config.run import RunConfig
 
@@ -41,7 +42,7 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
             change = f"{flag} to the name of another folder, or leave it out"
             problems.append(Problem(f"{flag} {path or repr(path)}, {reason}", needed, change, local=True))
     problems += _shared_problems(config)
-    return problems + _tokenizer_problems(config.tokenizer) or _load_problems(config.checkpoint.load)
+    return problems + _tokenizer_problems(config.tokenizer) or _one_checkpoint_problems(config.checkpoint)
 
 
 def _shared_problems(config: RunConfig) -> Iterator[Problem]:
@@ -109,9 +110,12 @@ def unusable(name: str, *, write: bool, try_it: bool = True) -> str | None:
         return f"where {existing} cannot be written ({error.strerror})"
 
 
-def _load_problems(load: str | None) -> list[Problem]:
-    """One checkpoint named where the folder of all of them is meant would silently mean "none yet"."""
-    if load is None or not (Path(load) / FACTS_FILE).is_file() or (Path(load) / MARKER_FILE).exists():
-        return []
-    given, needed = f"--load {load}, which is itself one checkpoint", "the folder that holds the checkpoints"
-    return [Problem(given, needed, f"--load {Path(load).parent}, and --ckpt-step to choose one")]
+def _one_checkpoint_problems(config: CheckpointConfig) -> list[Problem]:
+    """One checkpoint named where the folder of all of them is meant would silently mean "none yet", and to save into it
+    would damage it."""
+    problems = []
+    for flag, path, more in (("--load", config.load, ", and --ckpt-step to choose one"), ("--save", config.save, "")):
+        if path is not None and (Path(path) / FACTS_FILE).is_file() and not (Path(path) / MARKER_FILE).exists():
+            given, needed = f"{flag} {path}, which is itself one checkpoint", "the folder that holds the checkpoints"
+            problems.append(Problem(given, needed, f"{flag} {Path(path).parent}{more}"))
+    return problems

@@ -105,6 +105,8 @@ _OTHER_PRINTS = "another --fingerprint-dir, or the settings of the run that is t
 
 def _unlike(which: str, found: list[tuple[str, Any, Any]], change: str) -> list[Problem]:
     needed = f"as in the run {which}"
+    # Where a run branched off says nothing more beside what it differs in.
+    found = [each for each in found if each[0] != "branches"] or found
     return [
         Problem(f"{flag_of(path)} {_shown(path, now)}", f"{_shown(path, then)}, {needed}", change, local=True)
         for path, then, now in found

@@ -38,8 +38,11 @@ from megatron.training.config.validate import config_problems, without_repeats
 from megatron.training.setup.environment import Launch, export, find_launch, rank_or_zero, read_environment
 from megatron.training.setup.pinned_environment import environment_problems, values_to_set
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""What a disk says that takes no more."""
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO),
+    *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR),
+)
+"""What a disk says that takes no more, and what a place that may not be written or is no file."""
 INTERRUPTED = 130
 """What a shell makes of the end by SIGINT."""
 WAIT_S = 3.0

@@ -103,3 +103,6 @@ def test_one_checkpoint_is_not_the_folder_of_all(tmp_path: Path) -> None:
     (problem,) = folder_problems(given("--load", str(one)))
     assert f"--load {tmp_path}" in problem.change
     assert "--ckpt-step" in problem.change
+    (problem,) = folder_problems(given("--save", str(one)))
+    assert problem.given == f"--save {one}, which is itself one checkpoint"
+    assert problem.change == f"--save {tmp_path}"
