@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -62,12 +63,12 @@ def accumulate_grad(param: ModelParameter, grad: torch.Tensor, stage: str = "") 
 
 class _UseInFp32(Node):
     @staticmethod
-    def forward(ctx, *params: ModelParameter) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, *params: ModelParameter) -> tuple[torch.Tensor, ...]:
         ctx.params = params
         return tuple(param.detach() if param.dtype == torch.float32 else param.float() for param in params)
 
     @staticmethod
-    def backward(ctx, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return tuple(map(accumulate_grad, ctx.params, grads))
 
 
