@@ -65,7 +65,7 @@ def _recorded(name: str, forward: Callable[..., Any], recorder: Recorder) -> Cal
     def call(*args: Any, **kwargs: Any) -> Any:
         if not recorder.active:
             return forward(*args, **kwargs)
-        given = named_tensors((args, kwargs))
+        given = named_tensors((args, kwargs) if kwargs else (args,))
         ins = reader.noted(given, flag=True, reuse=True)
         with recorder.scopes.inside(name):
             output = forward(*args, **kwargs)

@@ -83,7 +83,8 @@ class Reader:
         self, value: Any, label: str = "", *, rows: bool = False, flag: bool = False, reuse: bool = False
     ) -> list[Note]:
         """As ``noted``, for every tensor in ``value``."""
-        return self.noted(named_tensors(value, label), rows=rows, flag=flag, reuse=reuse)
+        found = [(label, value)] if type(value) is torch.Tensor else named_tensors(value, label)
+        return self.noted(found, rows=rows, flag=flag, reuse=reuse)
 
     def noted(
         self, tensors: Sequence[Named], *, rows: bool = False, flag: bool = False, reuse: bool = False

@@ -48,12 +48,12 @@ class Digester:
 
     def whole(self, tensors: Sequence[torch.Tensor]) -> list[Digest]:
         """Two numbers over all elements of each, in row-major order."""
-        together = len({tensor.is_cpu for tensor in tensors}) == 1 and all(map(torch.numel, tensors))
-        if not together and len(tensors) > 1:
+        on_host = tensors[0].is_cpu
+        if len(tensors) > 1 and not all(tensor.is_cpu is on_host and tensor.numel() for tensor in tensors):
             return [digest for tensor in tensors for digest in self.whole([tensor])]
-        if not together:
+        if not tensors[0].numel():
             return [[0, 0]]
-        if not tensors[0].is_cpu:
+        if not on_host:
             return self.on_device([readable(tensor) for tensor in tensors])
         # Past the dispatch mode of the op level, which would cost ten times the work itself.
         with torch._C._DisableTorchDispatch():
@@ -62,11 +62,12 @@ class Digester:
     def on_device(self, tensors: Sequence[torch.Tensor]) -> list[Digest]:
         """The digests of contiguous tensors of one device, by the op."""
         sizes = [tensor.nbytes for tensor in tensors]
-        slots = [min(MOST_SLOTS, -(-size // BYTES_PER_SLOT)) for size in sizes]
-        if len(slots) > 1 and sum(slots) > self._capacity:
+        slots = [-(-size // BYTES_PER_SLOT) if size < MOST_SLOTS * BYTES_PER_SLOT else MOST_SLOTS for size in sizes]
+        ends = list(accumulate(slots))
+        if len(ends) > 1 and ends[-1] > self._capacity:
             return [digest for tensor in tensors for digest in self.on_device([tensor])]
         queue = self._queue(tensors[0].device)
-        at, number = queue.place(list(accumulate(slots)))
+        at, number = queue.place(ends)
         self._words(tensors, slots, queue.partial, at)
         self.launches += -(-len(tensors) // LAUNCHED_AT_ONCE)
         self.bytes_read += sum(sizes)
