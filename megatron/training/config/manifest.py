@@ -20,6 +20,7 @@ from megatron.training.config.resume_rules import LAYOUT_FLAGS, Source
 from megatron.training.config.run import RunConfig, config_classes
 
 MANIFEST_FILE = "manifest.json"
+_NAMED = 5
 EARLIER = "earlier_"
 """Beginning of the folders in a run folder that hold what earlier runs left there."""
 
@@ -105,12 +106,15 @@ _OTHER_PRINTS = "another --fingerprint-dir, or the settings of the run that is t
 
 def _unlike(which: str, found: list[tuple[str, Any, Any]], change: str) -> list[Problem]:
     needed = f"as in the run {which}"
-    # Where a run branched off says nothing more beside what it differs in.
-    found = [each for each in found if each[0] != "branches"] or found
     return [
         Problem(f"{flag_of(path)} {_shown(path, now)}", f"{_shown(path, then)}, {needed}", change, local=True)
-        for path, then, now in found
+        for path, then, now in _telling(found)
     ]
+
+
+def _telling(found: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
+    """Differences without where the runs branched off, which says nothing more beside what they differ in."""
+    return [each for each in found if each[0] != "branches"] or found
 
 
 def _shown(path: str, value: Any) -> Any:
@@ -162,9 +166,14 @@ def save_folder_problems(config: RunConfig, source: Source | None, trajectory: J
     except DamagedInputError as error:
         raise DamagedInputError(f"{error}; change --save") from error
     found = _known_differences(stored, config) if trajectory is None else differences(stored, trajectory)
+    if not found:
+        return []
+    named = [f"{flag_of(p)} is {_shown(p, then)} there and {_shown(p, now)} here" for p, then, now in _telling(found)]
+    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    given = f"--save {root} with checkpoints of another run: {'; '.join(named[:_NAMED])}{more}"
     go_on = "" if source is not None else f", or --load {root} to go on from there"
     change = f"another --save{go_on}, or remove the checkpoints that are there"
-    return _unlike(f"that saved {folder}", found, change)
+    return [Problem(given, "a folder without checkpoints, or with this run's", change, local=True)]
 
 
 def used_folder_problems(config: RunConfig, source: Source | None = None) -> list[Problem]:

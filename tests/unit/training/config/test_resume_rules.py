@@ -295,30 +295,31 @@ def test_a_marker_that_is_none_names_the_flags(tmp_path: Path) -> None:
 
 
 def saving(root: Path, *flags: str) -> list[str]:
-    """What is refused of a run of one rank that saves into ``root``."""
+    """What keeps a run of one rank from saving into ``root``."""
     try:
         start_up([*SMALL, "--save", str(root), "--save-interval", "2", *flags], {})
     except ConfigError as error:
-        return [problem.given for problem in error.problems]
+        (problem,) = error.problems
+        return problem.given.removeprefix(f"--save {root} with checkpoints of another run: ").split("; ")
     return []
 
 
 def test_checkpoints_of_another_run_are_not_saved_over(tmp_path: Path):
     root, other = tmp_path / "mine", tmp_path / "other"
     assert saving(root, "--lr", "0.5") == []
-    config = effective()
+    config, clip = effective(), "--clip-grad is 1.0 there and 2.0 here"
     layout = dataclasses.asdict(logical_layout(config))
     for folder in (root, other):
         trajectory = {**recipe_part(config), "logical_layout": layout}
         write(folder, trajectory=trajectory, logical_layout=layout, schedule=dataclasses.asdict(schedule_of(config)))
     assert saving(root) == [], "a requeued job without --load makes the same checkpoints again"
-    assert saving(root, "--clip-grad", "2", "--seed", "7") == ["--clip-grad 2.0", "--seed 7"]
+    assert saving(root, "--clip-grad", "2", "--seed", "7") == [clip, "--seed is 1234 there and 7 here"]
     assert saving(root, "--clip-grad", "2", "--load", str(root)) == [], "it goes on from there"
-    assert saving(root, "--clip-grad", "2", "--load", str(other)) == ["--clip-grad 2.0"]
-    assert saving(root, "--clip-grad", "2", "--load", str(root), "--finetune") == ["--clip-grad 2.0"]
+    assert saving(root, "--clip-grad", "2", "--load", str(other)) == [clip]
+    assert saving(root, "--clip-grad", "2", "--load", str(root), "--finetune") == [clip]
     assert saving(root, "--clip-grad", "2", "--skip-train", "--eval-interval", "1") == [], "nothing is saved"
     (root / MARKER_FILE).unlink()
-    assert saving(root, "--clip-grad", "2") == ["--clip-grad 2.0"], "a lost marker does not make them nobody's"
+    assert saving(root, "--clip-grad", "2") == [clip], "a lost marker does not make them nobody's"
     (iteration_folder(root, 4) / FACTS_FILE).write_text("{")
     with pytest.raises(DamagedInputError, match=r"metadata\.json is damaged .*; change --save"):
         saving(root)
