@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from megatron.core.trace.digest_queue import Sent
 from megatron.core.trace.dump import Dump, on_host
 from megatron.core.trace.flatten import named_tensors, plain_arguments
 from megatron.core.trace.format import Event
@@ -125,43 +123,6 @@ def test_rows_of_an_unchanged_tensor_are_not_read_again_either(monkeypatch: pyte
     ids.add_(1)
     recorder.reader.note(ids, reuse=True)
     assert read == [(4, 3), (3, 4), (4, 3)]
-
-
-class Arriving:
-    """Stands for the event after which digests are on the host."""
-
-    def __init__(self) -> None:
-        self.here = threading.Event()
-
-    def synchronize(self) -> None:
-        assert self.here.wait(100)
-
-
-def test_nobody_waits_for_digests_and_an_error_of_the_disk_is_raised(monkeypatch: pytest.MonkeyPatch):
-    arriving, lines = Arriving(), Lines()
-
-    def send(digester: Digester) -> Sent:
-        queue = digester._queue(torch.device("cpu"))
-        return Sent({queue: (torch.zeros(2, 0, dtype=torch.int64), arriving)})
-
-    monkeypatch.setattr(Digester, "send", send)
-    recorder = Recorder(lines)
-    recorder.begin_step()
-    recorder.event("stage", "planted", scope="step")
-    recorder.end_step(1, complete=True)
-    assert lines.raw == b""
-    arriving.here.set()
-    recorder.writer.settle()
-    assert [event.name for event in lines.events()] == ["planted"]
-
-    def full(raw: bytes) -> None:
-        raise OSError("disk full")
-
-    recorder = Recorder(full)
-    recorder.begin_step()
-    recorder.end_step(1, complete=True)
-    with pytest.raises(OSError, match="disk full"):
-        recorder.writer.settle()
 
 
 def test_an_error_in_a_step_leaves_what_came_before():

@@ -50,6 +50,48 @@ def test_without_parts_a_module_of_nothing_but_parts_is_one():
     assert [e.scope for e in chunk_events(ops=False, parts=False)] == ["0", "0"]
 
 
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.split(2)
+
+
+def test_every_output_gets_its_own_gradient_and_one_without_a_gradient_is_left_out():
+    torch.manual_seed(2)
+    chunk, ends = torch.nn.ModuleDict({"halves": Halves()}), torch.randn(2)
+
+    def work(recorder: Recorder) -> None:
+        probe_modules(chunk, recorder)
+        for take in ((0, 1), (1,)):
+            parts = chunk["halves"](torch.ones(4, requires_grad=True))
+            sum((parts[n] * ends[n]).sum() for n in take).backward()
+
+    both, second = (event for event in recorded(work, ops=False) if event.name == "backward")
+    assert [t.label for t in both.ins] == ["grad_output.0", "grad_output.1"]
+    assert both.ins[0].digest != both.ins[1].digest
+    assert [(t.label, t.digest) for t in second.ins] == [("grad_output.1", both.ins[1].digest)]
+    assert [t.label for t in both.outs] == [t.label for t in second.outs] == ["grad_input.0.0"]
+
+
+def test_probes_of_two_recorders_come_off_again():
+    chunk, lines = torch.nn.Sequential(Block()), (Lines(), Lines())
+    before = {name: dict(vars(module)) for name, module in chunk.named_modules()}
+    recorders = [Recorder(each) for each in lines]
+    probes = [probe_modules(chunk, recorder) for recorder in recorders]
+    for recorder in recorders:
+        recorder.begin_step()
+        recorder.segment("forward", 1)
+    chunk(torch.ones(2, 4))
+    for probed in probes[1]:
+        probed.remove()
+    chunk(torch.ones(2, 4))
+    for recorder in recorders:
+        recorder.end_step(1, complete=True)
+    assert [len(each.events()) for each in lines] == [4, 2]
+    for probed in probes[0]:
+        probed.remove()
+    assert {name: dict(vars(module)) for name, module in chunk.named_modules()} == before
+
+
 def test_operations_of_a_backward_carry_the_scope_of_their_forward():
     scopes = {e.scope for e in chunk_events(ops=True) if e.phase == "backward" and e.kind == "op"}
     assert {"0|TanhBackward0", "0.inner|AddmmBackward0"} <= scopes
