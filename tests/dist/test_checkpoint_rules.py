@@ -170,6 +170,18 @@ def test_changed_settings_are_announced_and_recorded(saved: Path, tmp_path: Path
     assert branch["changed"] == {"recipe.model.hidden_dropout": [0.0, 0.1]}
 
 
+def test_flags_that_allow_what_does_not_happen_may_stand_in_the_command(tmp_path: Path) -> None:
+    """As in a job that is queued again: nothing has changed, so the run goes on as it was."""
+    words = f"{QUICK} --save {tmp_path}/c --load {tmp_path}/c --save-interval 2 --exit-interval 2 --fingerprint-dir {tmp_path}/f"
+    for _ in range(2):
+        finished(1, f"{words} --override-opt-param-scheduler --new-logical-layout")
+    assert list(read_lines(tmp_path / "f" / FINGERPRINT_FILE)) == [1, 2, 3, 4]
+    assert "branches" not in read_manifest(tmp_path / "f")["trajectory"]
+    (ended,) = run_legs(1, f"{words} --no-load-optim")
+    assert ended.code == 2
+    assert "or leave out --no-load-optim, to go on with the run that is there" in ended.error
+
+
 def test_another_model_is_3_and_names_the_setting(saved: Path) -> None:
     (ended,) = run_legs(1, f"{QUICK} --load {saved} --kv-channels 16")
     assert ended.code == 3

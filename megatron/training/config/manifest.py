@@ -107,9 +107,20 @@ _OTHER_PRINTS = "another --fingerprint-dir, or the settings of the run that is t
 def _unlike(which: str, found: list[tuple[str, Any, Any]], change: str) -> list[Problem]:
     needed = f"as in the run {which}"
     return [
-        Problem(f"{flag_of(path)} {_shown(path, now)}", f"{_shown(path, then)}, {needed}", change, local=True)
+        Problem(
+            f"{flag_of(path)} {_shown(path, now)}",
+            f"{_shown(path, then)}, {needed}",
+            f"{change}{_left_out(now) if path == 'branches' else ''}",
+            local=True,
+        )
         for path, then, now in _telling(found)
     ]
+
+
+def _left_out(branches: Any) -> str:
+    """The flags behind the last branch: a launch that only goes on does without them."""
+    flags = [why for why in branches[-1]["why"] if why.startswith("--")] if branches else []
+    return f"; or leave out {', '.join(flags)}, to go on with the run that is there" if flags else ""
 
 
 def _telling(found: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
