@@ -172,7 +172,8 @@ def test_changed_settings_are_announced_and_recorded(saved: Path, tmp_path: Path
 
 def test_flags_that_allow_what_does_not_happen_may_stand_in_the_command(tmp_path: Path) -> None:
     """As in a job that is queued again: nothing has changed, so the run goes on as it was."""
-    words = f"{QUICK} --save {tmp_path}/c --load {tmp_path}/c --save-interval 2 --exit-interval 2 --fingerprint-dir {tmp_path}/f"
+    words = f"{QUICK} --save {tmp_path}/c --load {tmp_path}/c --save-interval 2 --exit-interval 2"
+    words += f" --fingerprint-dir {tmp_path}/f"
     for _ in range(2):
         finished(1, f"{words} --override-opt-param-scheduler --new-logical-layout")
     assert list(read_lines(tmp_path / "f" / FINGERPRINT_FILE)) == [1, 2, 3, 4]

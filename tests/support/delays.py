@@ -25,7 +25,7 @@ class Delayed:
 
     def __getattr__(self, name: str) -> Any:
         found: Any = getattr(self._module, name)
-        return self._late(found) if callable(found) and name.startswith(("all_", "batch_", "broadcast")) else found
+        return self._late(found) if callable(found) and name.startswith(("all_", "batch_")) else found
 
     def _late(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def later(*args: Any, **kwargs: Any) -> Any:

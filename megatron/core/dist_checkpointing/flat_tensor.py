@@ -34,6 +34,11 @@ class TensorFacts:
     shards: int
     name: str
 
+    @classmethod
+    def stated(cls, facts: Mapping[str, Any]) -> TensorFacts:
+        """What ``metadata.json`` says of a tensor."""
+        return cls(dtype=facts["dtype"], shape=tuple(facts["shape"]), shards=facts["shards"], name=facts["name"])
+
     @property
     def numel(self) -> int:
         """Elements of the flat tensor."""

@@ -28,16 +28,6 @@ from megatron.core.dist_checkpointing.writer import MAX_FILES
 _NAMED = 5
 
 
-def stored_facts(facts: Facts, key: str) -> TensorFacts | None:
-    """What the checkpoint says of one tensor; ``None`` where it has none of that name."""
-    stated = facts["tensors"].get(key)
-    if stated is None:
-        return None
-    return TensorFacts(
-        dtype=stated["dtype"], shape=tuple(stated["shape"]), shards=stated["shards"], name=stated["name"]
-    )
-
-
 def require_same_tensors(
     folder: Path, facts: Facts, wanted: Sequence[StoredPiece], group: CheckpointGroup, kinds: Sequence[str]
 ) -> None:
@@ -56,7 +46,7 @@ def require_same_tensors(
     wrong = [f"{key} is in the model and not in the checkpoint" for key in sorted(every.keys() - stored)]
     wrong += [f"{key} is in the checkpoint and not in the model" for key in sorted(stored - every.keys())]
     for key in sorted(stored & every.keys()):
-        theirs, ours = stored_facts(facts, key), every[key]
+        theirs, ours = TensorFacts.stated(facts["tensors"][key]), every[key]
         if theirs != ours:
             wrong.append(f"{key} is {_words(theirs)} in the checkpoint and {_words(ours)} in the model")
     if wrong:
@@ -64,8 +54,8 @@ def require_same_tensors(
         raise DamagedInputError(f"{folder} is a checkpoint of another model: {'; '.join(wrong[:_NAMED])}{more}")
 
 
-def _words(facts: TensorFacts | None) -> str:
-    return "missing" if facts is None else f"{facts.dtype}{list(facts.shape)} in {facts.shards} shards"
+def _words(facts: TensorFacts) -> str:
+    return f"{facts.dtype}{list(facts.shape)} in {facts.shards} shards"
 
 
 def _files_to_check(facts: Facts, group: CheckpointGroup) -> list[tuple[str, dict[str, Any]]]:

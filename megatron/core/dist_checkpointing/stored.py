@@ -49,10 +49,7 @@ class StoredCheckpoint:
 
     def tensor(self, key: str) -> TensorFacts:
         """What is known of one tensor."""
-        stated = self.facts["tensors"][key]
-        return TensorFacts(
-            dtype=stated["dtype"], shape=tuple(stated["shape"]), shards=stated["shards"], name=stated["name"]
-        )
+        return TensorFacts.stated(self.facts["tensors"][key])
 
     def file_problems(self) -> dict[str, str]:
         """What is wrong with which file; empty where every byte is the one that was written."""

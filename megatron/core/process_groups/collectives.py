@@ -148,17 +148,6 @@ def all_to_all_rows(
 
 
 @told
-def broadcast(group: Group, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
-    """Member ``source``'s tensor on every member; the others pass one of the same shape and type."""
-    tensor = tensor.contiguous()
-    if group.size == 1:
-        return tensor.clone()
-    out = tensor.clone()
-    dist.broadcast(backend.carried(out), src=group.ranks[source], group=group.handle)
-    return out
-
-
-@told
 def sum_integers(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """Sum of an integer tensor over the group; exact in any order (int64 wraps).
 
