@@ -12,6 +12,13 @@ from numpy.typing import NDArray
 
 from megatron.core.config.errors import ConfigError, Problem
 
+_ASKED = {
+    "training": "--train-iters or --train-samples",
+    "validation": "--eval-iters or evaluations (--eval-interval)",
+    "test": "--eval-iters",
+}
+"""What says how many samples of a split are read."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
@@ -66,7 +73,7 @@ class Sampler:
             Problem(
                 f"{self.total_samples} {what} samples",
                 f"{needed_samples} after the {consumed_samples} consumed already",
-                "more data, or fewer iterations: --train-iters, --train-samples; --eval-iters",
+                f"more {what} data, or fewer {_ASKED.get(what, _ASKED['training'])}",
             )
         ]
 

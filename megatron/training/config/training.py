@@ -30,10 +30,10 @@ class TrainingConfig:
     seed: int = trajectory(1234)
     """Seed of initial values, data order and all noise; above 0."""
     eval_iters: int = trajectory(100)
-    """Batches per evaluation; 0 switches evaluation off."""
+    """Batches per evaluation; with 0 nothing is evaluated, but the validation data of --full-validation."""
     eval_interval: int | None = trajectory(None)
-    """Iterations between evaluations on the validation data; one more on the test data follows at the end of training.
-    None when not given."""
+    """Iterations between evaluations on the validation data; one more on the test data follows the last iteration,
+    whatever else stops the run there. None when not given."""
     start_eval_at_iter: int | None = trajectory(None)
     """First iteration that may be evaluated after; the first multiple of --eval-interval when not given."""
     eval_global_batch_size: int | None = trajectory(None)

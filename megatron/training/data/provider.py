@@ -41,12 +41,13 @@ Turn = Literal["run", "machine", "others"]
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """The data of a run. ``absent`` says of each split that is ``None`` why there is no data in it."""
+    """The data of a run. ``absent`` says of each split that is ``None`` why there is no data in it, and whether
+    that was asked for."""
 
     train: Dataset | None
     valid: Dataset | None
     test: Dataset | None
-    absent: Mapping[str, str]
+    absent: Mapping[str, Absent]
 
     def by_name(self) -> dict[str, Dataset | None]:
         """train, valid and test."""
@@ -161,7 +162,7 @@ def _facts(data: Dataset) -> dict[str, Any]:
 class _Plans:
     sources: DataSources
     present: Mapping[str, SplitPlan]
-    absent: Mapping[str, str]
+    absent: Mapping[str, Absent]
 
 
 def _plan(
@@ -173,7 +174,7 @@ def _plan(
     sources = data_sources(config)
     opened = _open(config, tokenizer, sources)
     present: dict[str, SplitPlan] = {}
-    absent: dict[str, str] = {}
+    absent: dict[str, Absent] = {}
     for i, name in enumerate(SPLIT_NAMES):
         blend, bookends = sources.blends[i], sources.bookends[i]
         plan: SplitPlan | Absent
@@ -191,7 +192,7 @@ def _plan(
         if isinstance(plan, SplitPlan):
             present[name] = plan
             continue
-        absent[name] = plan.reason
+        absent[name] = plan
         if sizes[i] and (name == "train" or (name == "valid" and not plan.chosen)):
             problems.append(
                 Problem(f"no {name} data ({plan.reason})", f"data for {sizes[i]} samples", sources.flags[i])

@@ -239,7 +239,7 @@ def _eval_shape(config: RunConfig, shards: int, splits: Splits) -> EvalShape:
     asked = training.full_validation or training.eval_iters
     if training.eval_interval and asked and splits.valid is None:
         flag = "--full-validation" if training.full_validation else f"--eval-interval {training.eval_interval}"
-        given = f"{flag} without validation data ({splits.absent['valid']})"
+        given = f"{flag} without validation data ({splits.absent['valid'].reason})"
         raise ConfigError([Problem(given, "validation data", "--split or --valid-data-path, or leave the flag out")])
     if not training.full_validation:
         return EvalShape(batches=training.eval_iters, batch_size=size, stride=shards * micro, micro_batch_size=micro)

@@ -103,6 +103,9 @@ def _readers(run: Run, position: Position) -> _Readers:
         evaluations = sum(evaluates_after(training, i) for i in iterations) + training.skip_train
         needed = evaluations * step.evaluation.batches * step.evaluation.batch_size
         valid.require(position.consumed_valid_samples, needed, "validation")
+    absent = run.splits.absent.get("test") if training.eval_iters else None
+    if absent is not None and not absent.chosen and run.groups.world.is_first:
+        print(f"no test data ({absent.reason}): nothing is evaluated at the end of training", flush=True)
     if test is not None:
         test.require(0, training.eval_iters * step.evaluation.batch_size, "test")
     return _Readers(train=train, valid=valid, test=test)
@@ -125,7 +128,6 @@ def _train(
     if training.skip_train:
         _evaluate(run, valid, observers, position)
     _say_if_nothing_is_left(training, position, groups)
-    reason = None
     for iteration in _iterations(training, position):
         with profiler.step(iteration):
             digest = fingerprints is not None and fingerprints.wants_digests(iteration)
@@ -149,7 +151,8 @@ def _train(
     run.step.settle()
     if not training.skip_train:
         checkpoints.after_step(position, leaving=True)
-    if test is not None and reason is None:
+    # Whatever stopped the run after its last step: training is over, and no later launch evaluates them.
+    if test is not None and not _iterations(training, position):
         with garbage.around_evaluation():
             _evaluate_test(run, test, observers, position)
     garbage.release()

@@ -194,11 +194,11 @@ def test_refused_at_the_first_meeting(data: SelfData, tmp_path: Path):
 def test_split_that_is_absent_says_why(data: SelfData):
     splits = _build(DataConfig(data_path=(data.prefix,), split="1000,0,1"), sizes=(20, 4, 4))
     assert splits.valid is None and splits.test is None
-    assert splits.absent["valid"] == "left out by --split"
-    assert "which hold no tokens" in splits.absent["test"]
+    assert splits.absent["valid"].reason == "left out by --split"
+    assert "which hold no tokens" in splits.absent["test"].reason
     splits = _build(DataConfig(data_path=(data.prefix,), split="8,1,1"), sizes=(20, 0, None), sequence_length=200)
-    assert splits.absent["valid"] == "no samples were asked for"
-    assert "one sample needs 201" in splits.absent["test"]
+    assert splits.absent["valid"].reason == "no samples were asked for"
+    assert "one sample needs 201" in splits.absent["test"].reason
 
 
 def test_empty_data_set_is_refused(tmp_path: Path):
@@ -261,7 +261,7 @@ def test_blend_with_a_member_that_is_empty_in_a_split(tmp_path: Path):
 def test_data_per_split_and_from_files(data: SelfData, tmp_path: Path):
     other = write_self_data(tmp_path, (100,) * 3, name="other", vocab_size=4096).prefix
     direct = _build(DataConfig(train_data_path=(data.prefix,), valid_data_path=(other,)))
-    assert direct.absent == {"test": "left out by --test-data-path"}
+    assert {name: a.reason for name, a in direct.absent.items()} == {"test": "left out by --test-data-path"}
     assert _documents(data, direct.train) == set(range(len(LENGTHS)))
     (tmp_path / "per_split.json").write_text(json.dumps({"train": [data.prefix], "valid": [other]}))
     assert data_digest(_build(DataConfig(per_split_data_args_path=str(tmp_path / "per_split.json")))) == data_digest(

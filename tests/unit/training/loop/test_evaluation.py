@@ -68,6 +68,19 @@ def test_test_data_are_evaluated_once_training_is_over(tmp_path: Path) -> None:
     assert [record["iteration"] for record in records if record["kind"] == "test"] == [8]
 
 
+def test_an_exit_after_the_last_step_keeps_no_test_data_back() -> None:
+    assert evaluated("--eval-interval 8 --train-iters 3 --exit-interval 3") == [3, 3]
+
+
+def test_test_data_that_came_out_empty_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = write_self_data(tmp_path, [65] * 40, vocab_size=4096).prefix
+    base = TINY.replace("--mock-data", f"--data-path {prefix}")
+    for split, said in (("969,30,1", 1), ("1,1,0", 0), ("1,1,1", 0)):
+        flags = f"{FLAGS} --vocab-size 4096 --train-iters 3 --eval-interval 3 --split {split}"
+        run_training(build_here(flags, base), time.monotonic())
+        assert capsys.readouterr().out.count("nothing is evaluated at the end of training") == said
+
+
 def test_the_last_checkpoint_is_written_before_the_test_data_are_read(tmp_path: Path) -> None:
     run, there = build_here(f"{FLAGS} --eval-interval 8 --save {tmp_path} --save-interval 5"), []
     evaluate = run.step.evaluate
@@ -105,10 +118,16 @@ def test_data_that_end_before_the_last_evaluation_are_refused(tmp_path: Path) ->
     prefixes = [write_self_data(tmp_path, [65] * 12, vocab_size=4096, name=name).prefix for name in "ab"]
     base = TINY.replace("--mock-data", f"--data-path {' '.join(prefixes)}")
     flags = f"{FLAGS} --train-iters 3 --vocab-size 4096 --eval-interval 1"
-    for words, short in (("--split 8,4,0", "validation"), ("--split 6,5,1 --eval-interval 3", "test")):
+    cases = (
+        ("--split 8,4,0", "validation", r"--eval-iters or evaluations \(--eval-interval\)"),
+        ("--split 6,5,1 --eval-interval 3", "test", "--eval-iters$"),
+        ("--split 1,6,5 --train-iters 40 --eval-interval 40", "training", "--train-iters or --train-samples"),
+    )
+    for words, short, fewer in cases:
         folders = f"--fingerprint-dir {tmp_path}/new/a --run-dir {tmp_path}/new/b --trace-dir {tmp_path}/new/c"
         run = build_here(f"{flags} --eval-iters 2 {words} {folders}", base)
-        with pytest.raises(ConfigError, match=rf"given \d+ {short} samples; needed: \d+ after the 0 consumed already"):
+        text = rf"given \d+ {short} samples; needed: \d+ after the 0 consumed already"
+        with pytest.raises(ConfigError, match=rf"{text}; change: more {short} data, or fewer {fewer}"):
             run_training(run, time.monotonic())
     assert not (tmp_path / "new").exists()
     run_training(build_here(f"{flags} --eval-iters 1 --split 8,4,0", base), time.monotonic())
