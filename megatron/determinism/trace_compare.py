@@ -59,7 +59,7 @@ def compare_folders(
     }
     if not findings:
         return _no_difference(scans, facts), None
-    verdict = join(findings, scans)
+    verdict = join(findings, scans, folders[0].level, _window(*folders)[0])
     page = report if report is not None else right / REPORT_FILE
     try:
         write_report(page, verdict, scans, facts)
@@ -153,21 +153,22 @@ def _finding_lines(finding: Finding) -> list[str]:
 
 
 def _different(verdict: Verdict, scans: dict[int, RankScan], facts: dict[str, Any]) -> Outcome:
-    first = verdict.first
+    first, mechanism = verdict.first, verdict.first.mechanism.name
+    what = first.kind if first.kind == mechanism else f"{first.kind} ({mechanism})"
     lines = [line for finding in verdict.findings for line in _finding_lines(finding)]
     lines += _extra_lines(scans)
     lines += [f"  cut off: {text}" for text in facts["cut_off"]]
     lines += [f"  over ranks: {verdict.spread}", f"  next: {verdict.action}", f"  report: {facts['report']}"]
     return Outcome(
         exit=Exit.DIFFERENT,
-        verdict=f"different: {first.kind} ({first.mechanism.name}) at {describe_place(first)}",
+        verdict=f"different: {what} at {describe_place(first)}",
         details=tuple(lines),
         facts={
             **facts,
             "first_difference": first.as_json(),
             "first_mismatches": [finding.as_json() for finding in verdict.findings],
             "origin_ranks": list(verdict.ranks),
-            "mechanism": first.mechanism.name,
+            "mechanism": mechanism,
             "verdict_over_ranks": verdict.spread,
             "next_action": verdict.action,
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron.core.trace.format import Event
+from megatron.core.trace.format import LEVELS, Event
 from megatron.determinism.trace_scan import TRAVELS, Mismatch, RankScan
 
 RANDOM = frozenset(
@@ -33,7 +33,7 @@ DATA = Mechanism(
 MASTERS = Mechanism(
     "state_before",
     "masters or moments differ before the first traced step",
-    "trace earlier iterations; if the run was resumed, run `megatron-determinism checkpoint diff`",
+    "compare what the runs start from: seed, initialisation and flags, or the checkpoint that is loaded",
 )
 REBUILT = Mechanism(
     "rebuilt_weight",
@@ -103,9 +103,20 @@ RACE = Mechanism(
 UNSEEN = Mechanism(
     "outside_capture",
     "the difference came in through something that was not recorded",
-    "trace at a higher level, or from an earlier iteration",
+    "look for what writes this tensor unrecorded: another stream, a library, the host",
 )
 ARGUMENT = Mechanism("host_argument", "the host passed another value", "look at how the host computes this argument")
+
+
+def next_action(mechanism: Mechanism, level: str, start: int) -> str:
+    """What to do about a mechanism that traces of a level show from iteration ``start`` on: to trace more, where there
+    is more to trace and it would tell more, otherwise the mechanism's own."""
+    if mechanism is MASTERS and start > 1:
+        return "trace earlier iterations; if the run was resumed, run `megatron-determinism checkpoint diff`"
+    if mechanism is UNSEEN:
+        more = [f"at level {LEVELS[-1]}"] * (level != LEVELS[-1]) + ["from an earlier iteration"] * (start > 1)
+        return f"trace {', or '.join(more)}" if more else mechanism.action
+    return mechanism.action
 
 
 def operation(event: Event) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron.core.trace.format import event_start
-from megatron.determinism.trace_mechanism import RACE, Mechanism, drifting, of_inputs, of_origin, of_state
+from megatron.determinism.trace_mechanism import RACE, Mechanism, drifting, next_action, of_inputs, of_origin, of_state
 from megatron.determinism.trace_read import RankStream
 from megatron.determinism.trace_scan import TRAVELS, Mismatch, RankScan, transfer_keys
 
@@ -130,15 +130,17 @@ def _is_event(head: bytes, mismatch: Mismatch) -> bool:
     return head.startswith(f"{before}{event.occurrence}{after}".encode())
 
 
-def join(findings: Sequence[Finding], scans: Mapping[int, RankScan]) -> Verdict:
-    """The verdict over ranks. Origins come before what entered from outside, and that before receivers."""
+def join(findings: Sequence[Finding], scans: Mapping[int, RankScan], level: str, start: int) -> Verdict:
+    """The verdict over ranks, of traces of a level from iteration ``start`` on. Origins come before what entered from
+    outside, and that before receivers."""
     rank_of_class = {ORIGIN: 0, OUTSIDE: 1, RECEIVER: 2}
     first = min(findings, key=lambda f: (f.mismatch.at["iteration"], rank_of_class[f.kind], f.mismatch.order, f.rank))
     same = tuple(f.rank for f in findings if f.kind == first.kind and f.place == first.place)
     if first.mechanism.name == "replica_drift":
         minority = drifting(list(scans.values()), first.mismatch.at["iteration"])
         same = tuple(sorted({rank for ranks in minority.values() for rank in ranks}))
-    return Verdict(tuple(findings), first, same, _spread(first, same, scans), first.mechanism.action)
+    action = next_action(first.mechanism, level, start)
+    return Verdict(tuple(findings), first, same, _spread(first, same, scans), action)
 
 
 def _spread(first: Finding, ranks: tuple[int, ...], scans: Mapping[int, RankScan]) -> str:

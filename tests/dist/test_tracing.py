@@ -20,6 +20,7 @@ from megatron.core.pipeline_parallel.execute import _Executor
 from megatron.core.process_groups.probed import ProbedSums
 from megatron.core.trace.format import LEVELS, Event, decode_event, trace_file
 from megatron.core.trace.probed_stage import ProbedStage
+from megatron.determinism.trace_compare import trace_compare
 from megatron.determinism.trace_read import open_folder
 from megatron.training.loop.fingerprints import run_manifest
 from megatron.training.loop.pretrain import run_training
@@ -184,6 +185,20 @@ def test_a_backward_in_another_thread_leaves_the_same_trace(level: str, tmp_path
     here, there = ((tmp_path / name / trace_file(0)).read_bytes() for name in ("here", "elsewhere"))
     assert here == there
     assert {e.phase for e in events(tmp_path / "here", 0)} >= {"forward", "recompute", "backward"}
+
+
+@pytest.mark.parametrize("level", ["op", "kernel"])
+def test_other_data_are_named_as_such(level: str, tmp_path: Path):
+    for consumed in (0, 2):
+        flags = f"--hybrid-layer-pattern M- {SMALL} --trace-level {level} --trace-dir {tmp_path}/{consumed}"
+        run = build_here(flags)
+        run.tracing.open(run_manifest(run, 0))
+        run.step.run(run.reader(run.splits.train), 1, consumed)
+        run.tracing.close()
+    before = {e.name for e in events(tmp_path / "0", 0) if e.phase == "state" and e.kind == "op"}
+    assert before == {"aten.zero_.default"}, "gradients start from zero; reading is no event"
+    facts = trace_compare(tmp_path / "0", tmp_path / "2").facts
+    assert (facts["mechanism"], facts["first_difference"]["op"]) == ("data", "batch")
 
 
 def watched_by_step(events: list[Event]) -> list[tuple]:

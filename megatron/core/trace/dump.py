@@ -44,7 +44,8 @@ def _same_strides(tensor: torch.Tensor) -> torch.Tensor:
 class Dump:
     """Writes the events whose scope starts with ``scope`` (a prefix of ``scope:name``) into ``folder``.
 
-    At most ``limit_bytes`` of arguments are kept, the first ones; what came later is recorded without a dump.
+    The first events are kept, up to and with the one whose arguments bring the sum to ``limit_bytes``: that one is
+    kept whole however large it is, results are not counted, and what came later is recorded without a dump.
     """
 
     def __init__(self, folder: Path, scope: str, limit_bytes: int) -> None:

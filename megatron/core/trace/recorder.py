@@ -51,7 +51,7 @@ class Recorder:
             self.writer.settle()
 
     def segment(self, kind: str, iteration: int, **coordinates: int) -> None:
-        """All that follows belongs to this part of the step (``state``, ``forward``, ``backward``, ``optimizer``)."""
+        """All that follows belongs to this part of the step, one of those that ``Scopes`` names."""
         self.scopes.part = kind
         self.reader.forget()
         self._lines.segment(kind, iteration, coordinates)

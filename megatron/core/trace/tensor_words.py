@@ -19,13 +19,8 @@ def row_words(tensor: torch.Tensor) -> torch.Tensor:
     tensor = readable(tensor.detach() if tensor.requires_grad else tensor)
     count, bytes_a_row = tensor.shape[0], tensor.nbytes // tensor.shape[0]
     if bytes_a_row % 4:
-        return _padded(tensor.view(-1).view(torch.uint8).view(count, -1)).view(torch.int32)
+        raw = tensor.view(-1).view(torch.uint8).view(count, -1)
+        return torch.nn.functional.pad(raw, (0, -bytes_a_row % 4)).view(torch.int32)
     if tensor.dim() == 2 and tensor.stride() == (tensor.shape[1], 1):
         return tensor.view(torch.int32)
     return tensor.view(-1).view(torch.int32).view(count, -1)
-
-
-def _padded(raw: torch.Tensor) -> torch.Tensor:
-    """Rows filled with zeros to whole words of 4 bytes."""
-    missing = -raw.shape[1] % 4
-    return torch.nn.functional.pad(raw, (0, missing)) if missing else raw

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from megatron.core.config.errors import ConfigError
+from megatron.core.contracts.batch import Batch
 from megatron.core.contracts.stage import Stage
 from megatron.core.ops.registry import OpTable
 from megatron.core.optimizer.state_digests import WEIGHTS, Held, Written
@@ -193,6 +194,7 @@ class TracedStep:
     def run(self, reader: BatchReader, iteration: int, consumed_samples: int, *, digest: bool = False) -> StepMetrics:
         """As ``TrainStep.run``."""
         self._iteration = iteration
+        reader = cast(BatchReader, _Watched(reader, read=self._read_batch))
         with self._tracing.recording(iteration) as recorded:
             if recorded:
                 self._recorder.segment("state", iteration)
@@ -201,6 +203,13 @@ class TracedStep:
                 return self._step.run(reader, iteration, consumed_samples, digest=digest)
             finally:
                 self._keep_promise()
+
+    def _read_batch(self, read: Callable[..., Batch], *args: int) -> Batch:
+        """As ``read``, which is no computation of the run: what was read shows as the input of a chunk."""
+        with unseen():
+            batch = read(*args)
+        self._reader.unwritten.made(batch)
+        return batch
 
     def _show_before(self) -> None:
         """What the step starts from: working weights and, unless they were shown as what the step before left, masters

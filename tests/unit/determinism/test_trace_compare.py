@@ -99,6 +99,33 @@ def test_input_that_nobody_made_came_from_outside(tmp_path: Path):
     outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: changed(PLAIN, 0, ins=(seen("9"),))}})
     assert outcome.facts["first_difference"]["class"] == "outside_capture"
     assert outcome.facts["mechanism"] == "outside_capture"
+    assert outcome.verdict.startswith("different: outside_capture at "), "said once"
+
+
+@pytest.mark.parametrize(
+    ("level", "start", "said"),
+    [
+        ("op", 2, "trace at level kernel, or from an earlier iteration"),
+        ("op", 1, "trace at level kernel"),
+        ("kernel", 2, "trace from an earlier iteration"),
+        ("kernel", 1, "look for what writes this tensor unrecorded"),
+    ],
+)
+def test_only_what_can_be_traced_is_advised(tmp_path: Path, level: str, start: int, said: str):
+    what = {"level": level, "iterations": (start, None)}
+    a = write_trace(tmp_path / "a", {0: {2: PLAIN}}, **what)
+    b = write_trace(tmp_path / "b", {0: {2: changed(PLAIN, 0, ins=(seen("9"),))}}, **what)
+    assert trace_compare(a, b).facts["next_action"].startswith(said)
+
+
+@pytest.mark.parametrize(("start", "said"), [(1, "compare what the runs start from"), (2, "trace earlier iterations")])
+def test_other_masters_at_the_start_come_from_no_earlier_iteration(tmp_path: Path, start: int, said: str):
+    meta = {"shards": [0], "start": 0, "at": "before"}
+    masters = {run: Event("state", "w", "main_params", 0, "state", (), (seen(run),), meta=meta) for run in "56"}
+    a, b = (write_trace(tmp_path / run, {0: {start: [masters[run]]}}, iterations=(start, None)) for run in ("5", "6"))
+    outcome = trace_compare(a, b)
+    assert outcome.facts["mechanism"] == "state_before"
+    assert outcome.facts["next_action"].startswith(said)
 
 
 def test_input_changed_after_its_producer_is_a_race(tmp_path: Path):

@@ -187,6 +187,8 @@ def test_dump_stops_at_its_limit(tmp_path: Path):
 
     events = recorded(work, dump=Dump(tmp_path, ":aten.mul", 40))
     assert sum("dump" in e.meta for e in events) == 2
+    events = recorded(work, dump=Dump(tmp_path / "small", ":aten.mul", 1))
+    assert sum("dump" in e.meta for e in events) == 1, "the one that passes the limit is kept whole"
 
 
 class Quantised(torch.Tensor):
