@@ -165,7 +165,7 @@ def _table(shown: dict[str, Any], splits: Splits) -> str:
     lines = []
     for name, facts in shown.items():
         if facts is None:
-            lines.append(f"{name}: no data: {splits.absent[name]}")
+            lines.append(f"{name}: no data: {splits.absent[name].reason}")
             continue
         lines.append(f"{name}: {facts['num_samples']} samples")
         lines += [f"  {key:20} {value}" for key, value in facts.items() if key.endswith("_index")]
