@@ -98,7 +98,7 @@ def misread(numel: int) -> None:
 @pytest.mark.parametrize(
     ("layout", "numel", "key"),
     [
-        ("--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1", 32, "final_norm.weight"),
+        ("--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1", 32, "norm"),
         ("--pipeline-model-parallel-size 2 !--untie-embeddings-and-output-weights", 512 * 32, "word_embeddings.weight"),
         ("", 4, "expert_bias.decoder"),
     ],

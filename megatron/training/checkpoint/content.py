@@ -33,13 +33,15 @@ def parameter_pieces(optimizer: Optimizer, kinds: Sequence[str]) -> Iterator[Sto
 def _stored(piece: StatePiece, groups: ProcessGroups) -> StoredPiece:
     spec = piece.spec
     ranks = groups.etp if spec.expert else groups.tp
+    # Where it is cut, the stage's ranks hold one copy together.
+    holder = ranks.rank if spec.tp_replicated else 0
     facts = TensorFacts(dtype=dtype_name(piece.values.dtype), shape=spec.shape, shards=spec.num_shards, name=piece.name)
     return StoredPiece(
         key=f"{piece.kind}.{piece.name}",
         facts=facts,
         begin=piece.shard * facts.shard_numel + piece.start,
         values=piece.values,
-        copy=0 if piece.counted else 1 + groups.pp.rank * ranks.size + ranks.rank,
+        copy=0 if piece.counted else 1 + groups.pp.rank * ranks.size + holder,
     )
 
 
