@@ -29,8 +29,8 @@ from megatron.training.checkpoint.content import (
     zero_router_counts,
 )
 from megatron.training.checkpoint.position import Position
-from megatron.training.config.resolve import known_batch_sizes, known_logical_layout, schedule_of
-from megatron.training.config.resume_rules import Source, takes_optimizer
+from megatron.training.config.resolve import known_batch_sizes, known_logical_layout
+from megatron.training.config.resume_rules import Source, different_layout, different_schedule, takes_optimizer
 from megatron.training.config.run import RunConfig
 from megatron.training.setup.seeds import generator_states, restore_generators
 
@@ -151,26 +151,21 @@ def _branches(source: Source, config: RunConfig) -> tuple[dict[str, Any], ...]:
     """The checkpoint's branches, and a new one where this launch starts another trajectory from its state. A flag that
     allows what does not happen starts none, so that it may stand in the command of a run that is launched again."""
     settings, facts = config.checkpoint, source.facts
-    stored = facts["logical_layout"]
-    other_schedule = asdict(schedule_of(config)) != facts["schedule"]
-    other_layout = any(stored.get(name) != size for name, size in known_logical_layout(config).items())
-    why = [
-        flag
-        for flag, given in {
-            "--finetune": source.weights_only,
-            "--no-load-optim": not settings.load_optim and not source.weights_only,
-            "--override-ckpt-iteration": settings.override_ckpt_iteration is not None,
-            "--override-opt-param-scheduler": settings.override_opt_param_scheduler
-            and other_schedule
-            and not source.weights_only,
-            "--new-logical-layout": settings.new_logical_layout and other_layout and not source.weights_only,
-        }.items()
-        if given
-    ]
+    goes_on, layout = not source.weights_only, known_logical_layout(config)
+    given = {
+        "--finetune": source.weights_only,
+        "--no-load-optim": goes_on and not settings.load_optim,
+        "--override-ckpt-iteration": settings.override_ckpt_iteration is not None,
+        "--override-opt-param-scheduler": goes_on
+        and settings.override_opt_param_scheduler
+        and different_schedule(config, source),
+        "--new-logical-layout": goes_on and settings.new_logical_layout and different_layout(layout, source),
+    }
+    why = [flag for flag, branches_off in given.items() if branches_off]
     if not why:
         return tuple(facts["branches"])
-    layout = {} if source.weights_only else stored
-    branch = {"iteration": facts["iteration"], "why": why, "state": facts["digest"], "logical_layout": layout}
+    came_from = facts["logical_layout"] if goes_on else {}
+    branch = {"iteration": facts["iteration"], "why": why, "state": facts["digest"], "logical_layout": came_from}
     return (*facts["branches"], branch)
 
 

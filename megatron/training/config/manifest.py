@@ -113,7 +113,7 @@ def _unlike(which: str, found: list[tuple[str, Any, Any]], change: str) -> list[
             f"{change}{_left_out(now) if path == 'branches' else ''}",
             local=True,
         )
-        for path, then, now in _telling(found)
+        for path, then, now in telling(found)
     ]
 
 
@@ -123,7 +123,7 @@ def _left_out(branches: Any) -> str:
     return f"; or leave out {', '.join(flags)}, to go on with the run that is there" if flags else ""
 
 
-def _telling(found: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
+def telling(found: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
     """Differences without where the runs branched off, which says nothing more beside what they differ in."""
     return [each for each in found if each[0] != "branches"] or found
 
@@ -179,7 +179,7 @@ def save_folder_problems(config: RunConfig, source: Source | None, trajectory: J
     found = _known_differences(stored, config) if trajectory is None else differences(stored, trajectory)
     if not found:
         return []
-    named = [f"{flag_of(p)} is {_shown(p, then)} there and {_shown(p, now)} here" for p, then, now in _telling(found)]
+    named = [f"{flag_of(p)} is {_shown(p, then)} there and {_shown(p, now)} here" for p, then, now in telling(found)]
     more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     given = f"--save {root} with checkpoints of another run: {'; '.join(named[:_NAMED])}{more}"
     go_on = "" if source is not None else f", or --load {root} to go on from there"

@@ -195,7 +195,8 @@ def resume_problems(config: RunConfig, layout: Mapping[str, Any], source: Source
 def _layout_problems(config: RunConfig, layout: Mapping[str, Any], source: Source) -> Iterator[Problem]:
     stored = source.facts["logical_layout"]
     both = f"the checkpoint's is {_words(stored)}, this run's is {_words(layout)}"
-    fixed = [name for name in _FIXED_LAYOUT if layout.get(name) not in (None, stored.get(name))]
+    different = different_layout(layout, source)
+    fixed = [name for name in _FIXED_LAYOUT if name in different]
     if fixed:
         flags = ", ".join(f"{_FIXED_LAYOUT[name]} ({name} {stored.get(name)})" for name in fixed)
         yield Problem(
@@ -203,7 +204,7 @@ def _layout_problems(config: RunConfig, layout: Mapping[str, Any], source: Sourc
             f"the same {', '.join(fixed)}: tensors are stored in these cuts, and re-cutting them is not built yet",
             flags,
         )
-    free = [name for name in _FREE_LAYOUT if layout.get(name) not in (None, stored.get(name))]
+    free = [name for name in _FREE_LAYOUT if name in different]
     if free and not fixed and not source.weights_only and not config.checkpoint.new_logical_layout:
         flags = ", ".join(f"{_FREE_LAYOUT[name]} ({name} {stored.get(name)})" for name in free)
         yield Problem(
@@ -238,6 +239,18 @@ def takes_optimizer(config: CheckpointConfig, source: Source) -> bool:
     return config.load_optim and not source.weights_only
 
 
+def different_schedule(config: RunConfig, source: Source) -> list[str]:
+    """The numbers of the schedule that are not the checkpoint's, by name."""
+    stored = source.facts["schedule"]
+    return [name for name, value in dataclasses.asdict(schedule_of(config)).items() if value != stored.get(name)]
+
+
+def different_layout(layout: Mapping[str, Any], source: Source) -> list[str]:
+    """The known fields of a logical layout that are not the checkpoint's, by name."""
+    stored = source.facts["logical_layout"]
+    return [name for name, size in layout.items() if size not in (None, stored.get(name))]
+
+
 def _schedule_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
     settings = config.checkpoint
     if not takes_optimizer(settings, source) or settings.override_opt_param_scheduler:
@@ -245,7 +258,7 @@ def _schedule_problems(config: RunConfig, source: Source) -> Iterator[Problem]:
     if settings.use_checkpoint_opt_param_scheduler:
         return
     mine, stored = dataclasses.asdict(schedule_of(config)), source.facts["schedule"]
-    different = [name for name in mine if mine[name] != stored.get(name)]
+    different = different_schedule(config, source)
     if all(numbers.get("decay_samples") == numbers.get("wd_incr_samples") for numbers in (mine, stored)):
         # A decay that ends with the training follows its length: said once.
         different = [name for name in different if name != "decay_samples"]

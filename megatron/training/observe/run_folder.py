@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.core.dist_checkpointing.folder import naming
-from megatron.training.config.manifest import EARLIER, MANIFEST_FILE, Json, differences, flag_of
-from megatron.training.observe.run_manifest import write_json
+from megatron.training.config.manifest import EARLIER, MANIFEST_FILE, Json, differences, flag_of, telling
+from megatron.training.observe.run_manifest import write_json, write_whole
 
 METRICS_FILE, PICTURE_FILE, PROFILES = "metrics.jsonl", "curves.png", "profile_rank_*"
 _BESIDE = {MANIFEST_FILE: "manifest", PICTURE_FILE: "picture", PROFILES: "profiles"}
@@ -35,7 +34,7 @@ def prepare_run_folder(folder: Path, manifest: Json, *, start_iteration: int) ->
         earlier = next(at for n in itertools.count(1) if not (at := folder / f"{EARLIER}{n}").exists())
         earlier.mkdir()
         if left:
-            _write(earlier / METRICS_FILE, left)
+            write_whole(earlier / METRICS_FILE, "".join(left))
         moved = [_records_in_words(len(left), start_iteration if kept else None)] * bool(left)
         for name, what in _BESIDE.items():
             paths = sorted(folder.glob(name))
@@ -43,7 +42,7 @@ def prepare_run_folder(folder: Path, manifest: Json, *, start_iteration: int) ->
                 path.rename(earlier / path.name)
             moved += [what] * bool(paths)
         words = f"{folder} was that of {_whose(changed)}: {_listed(moved)} moved to {earlier}"
-    _write(folder / METRICS_FILE, kept)
+    write_whole(folder / METRICS_FILE, "".join(kept))
     write_json(folder / MANIFEST_FILE, manifest)
     return words
 
@@ -110,8 +109,8 @@ def _changed_inputs(manifest: Path, there: Json | None, trajectory: Json) -> lis
     """Fixed inputs of the run that is there that are not those of this one, by flag."""
     if there is None:
         return ["its manifest cannot be read"] if manifest.exists() else []
-    found = list(dict.fromkeys(flag_of(path) for path, _, _ in differences(there["trajectory"], trajectory)))
-    return [name for name in found if name != "branches"] or found
+    found = telling(differences(there["trajectory"], trajectory))
+    return list(dict.fromkeys(flag_of(path) for path, _, _ in found))
 
 
 def _whose(changed: Sequence[str]) -> str:
@@ -128,10 +127,3 @@ def _records_in_words(count: int, after: int | None) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if names[:-1] else []), names[-1]])
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    unfinished = path.with_suffix(".part")
-    with naming(path):
-        unfinished.write_text("".join(lines), encoding="utf-8")
-    unfinished.replace(path)

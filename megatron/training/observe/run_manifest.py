@@ -95,11 +95,15 @@ def prepare_folder(folder: Path, trajectory: Json, launch: Json) -> None:
 
 
 def write_json(path: Path, value: Json) -> None:
+    """As ``write_whole``, an object."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
     """Write a file that is complete or not there: to a temporary name, synced, then renamed."""
     unfinished = path.with_name(path.name + ".part")
     with naming(path), unfinished.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
