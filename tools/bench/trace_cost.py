@@ -1,13 +1,13 @@
 """What fingerprints and traces cost a step: blocks of steps with and without them, taken in turns in one process.
 
-    python -m tools.bench.trace_cost [--json FILE] [--pattern P] [--levels semantic,module,op] [-- FLAGS ...]
+    python -m tools.bench.trace_cost [--json FILE] [--pattern P] [--levels semantic,module,op] [--cycles N] [-- FLAGS]
 
 The model is that of examples/nemotron3_nano_proxy.sh with fewer layers (1.9 billion parameters), mock data,
 deterministic mode; FLAGS replace all of its flags. A cost is the median, over the cycles, of what a block with it took
-beyond the block without it. The steps without a trace run in the model that has the probes of that level. Below the
-costs stands what bounds them: digests by themselves on an idle device, and of each trace level, by step: tensors looked
-at and how many of them were known, launches and bytes of their digests, what an event added to the step, and the
-seconds of the thread that writes.
+beyond the block without it; that of "nothing" is of further blocks without, and says how far noise reaches. The steps
+without a trace run in the model that has the probes of that level. Below the costs stands what bounds them: digests by
+themselves on an idle device, and of each trace level, by step: tensors looked at and how many of them were known,
+launches and bytes of their digests, what an event added to the step, and the seconds of the thread that writes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXAMPLE = "examples/nemotron3_nano_proxy.sh"
 PATTERN = "MEMEM*E"
 LIMITS = {"metrics": 0.001, "state": 0.01, "semantic": 0.02, "module": 0.10, "op": 2.0}
 """Accepted costs, as parts of the step without."""
-WARM_UP, CYCLES = 4, 5
+WARM_UP = 4
 BLOCK = {"none": 4, "semantic": 4, "module": 3, "op": 1, "kernel": 1}
 TRACED_FROM = 1_000_000
 
@@ -101,8 +101,8 @@ def cost(plain: list[float], more: list[float]) -> dict[str, float]:
     return {"step_s": statistics.median(plain), "with_s": statistics.median(more), "cost": statistics.median(added)}
 
 
-def fingerprint_costs(flags: list[str], folder: Path) -> dict[str, dict[str, float]]:
-    """Costs of both fingerprint levels, and what the digests take by themselves."""
+def fingerprint_costs(flags: list[str], folder: Path, cycles: int) -> dict[str, dict[str, float]]:
+    """Costs of nothing and of both fingerprint levels, and what the digests take by themselves."""
     run = build(flags)
     manifest, writers = run_manifest(run, 0), {}
     for level in ("metrics", "state"):
@@ -113,14 +113,14 @@ def fingerprint_costs(flags: list[str], folder: Path) -> dict[str, dict[str, flo
     trainer = Trainer(run)
     for writer in (None, *writers.values()):
         trainer.block(WARM_UP, fingerprints=writer)
-    taken: dict[str, list[float]] = {"none": [], **{level: [] for level in writers}}
+    taken: dict[str, list[float]] = {"none": [], **{level: [] for level in writers}, "nothing": []}
     host = dict.fromkeys(taken, 0.0)
-    for _ in range(CYCLES):
+    for _ in range(cycles):
         for level, times in taken.items():
             trainer.fingerprint_s = 0.0
             times.append(trainer.block(BLOCK["none"], fingerprints=writers.get(level)))
-            host[level] += trainer.fingerprint_s / (CYCLES * BLOCK["none"])
-    found = {level: {**cost(taken["none"], taken[level]), "host_s": host[level]} for level in writers}
+            host[level] += trainer.fingerprint_s / (cycles * BLOCK["none"])
+    found = {level: {**cost(taken["none"], taken[level]), "host_s": host[level]} for level in ("nothing", *writers)}
     digests = run.step.optimizer.held_digests
     reads = {"weights": digests.weights, "state": digests.state, "gradients": digests.gradients}
     found["alone_s"] = {what: alone_s(read, trainer) for what, read in reads.items()}
@@ -169,7 +169,7 @@ def counts(recorder: Recorder) -> dict[str, float]:
     }
 
 
-def trace_cost(flags: list[str], folder: Path, level: str) -> dict[str, float]:
+def trace_cost(flags: list[str], folder: Path, level: str, cycles: int) -> dict[str, float]:
     """The cost of one trace level, how much it writes, and what its recorder did in a step."""
     window = f"{TRACED_FROM}:{2 * TRACED_FROM}"
     run = build([*flags, "--trace-dir", str(folder), "--trace-level", level, "--trace-iterations", window])
@@ -183,11 +183,11 @@ def trace_cost(flags: list[str], folder: Path, level: str) -> dict[str, float]:
     recorder.writer.settle()
     before, began = written(folder), counts(recorder)
     plain, traced = [], []
-    for _ in range(CYCLES):
+    for _ in range(cycles):
         plain.append(trainer.block(BLOCK[level]))
         traced.append(trainer.block(BLOCK[level], traced=True))
     recorder.writer.settle()
-    steps = CYCLES * BLOCK[level]
+    steps = cycles * BLOCK[level]
     done = {f"{key}_a_step": (value - began[key]) / steps for key, value in counts(recorder).items()}
     lines, size = (after - first for after, first in zip(written(folder), before, strict=True))
     run.tracing.close()
@@ -238,20 +238,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--pattern", default=PATTERN)
     parser.add_argument("--levels", default="semantic,module,op")
+    parser.add_argument("--cycles", type=int, default=5, help="blocks of each kind")
     options = parser.parse_args(words[:split])
     flags = words[split + 1 :] or example_flags(options.pattern)
     folder = Path(tempfile.mkdtemp(prefix="trace_cost_"))
     results: dict[str, Any] = {"flags": flags, "device": device_name()}
     print(f"{device_name()}\n{'what':10} {'step ms':>9} {'with ms':>9} {'cost':>9}")
     try:
-        found = fingerprint_costs(flags, folder)
-        for level in ("metrics", "state"):
+        found = fingerprint_costs(flags, folder, options.cycles)
+        for level in ("nothing", "metrics", "state"):
             show(level, found[level])
         alone = ", ".join(f"{what} {took * 1000:.2f} ms" for what, took in found["alone_s"].items())
         print(f"{'':10} digests alone: {alone}", flush=True)
         for level in options.levels.split(",") if options.levels else ():
             free()
-            found[level] = trace_cost(flags, folder / level, level)
+            found[level] = trace_cost(flags, folder / level, level, options.cycles)
             show(level, found[level])
             show_bounds(found[level])
     finally:
