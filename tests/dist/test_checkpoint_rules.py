@@ -312,29 +312,41 @@ def test_snapshot_is_private(tmp_path: Path) -> None:
     """The writer is held back until training has changed every weight: the file still has the older ones."""
     words = f"{QUICK} --save-interval 3 --exit-interval 5"
     finished(1, f"{words} --save {tmp_path}/sync")
-    (ended,) = run_legs(1, f"{words} --save {tmp_path}/slow --async-save", hold_back_the_writer)
+    (ended,) = run_legs(
+        1, f"{words} --save {tmp_path}/slow --async-save", functools.partial(hold_back, "save_checkpoint")
+    )
     assert ended.code == 0, ended.error
     assert ended.out.index("training went on") < ended.out.index("successfully saved checkpoint from iteration       3")
     one, other = (iteration_folder(tmp_path / name, 3) for name in ("sync", "slow"))
     assert diff_checkpoints(one, other).exit == 0
 
 
-def hold_back_the_writer() -> None:
-    """In a rank's process: the first save waits until five steps are taken, two more than before it."""
-    save, step, taken = checkpointer.save_checkpoint, TrainStep.run, threading.Semaphore(0)
+def hold_back(function: str) -> None:
+    """In a rank's process: the first call of this function of the checkpointer waits until five steps are taken."""
+    late, step, taken = getattr(checkpointer, function), TrainStep.run, threading.Semaphore(0)
 
     def counted(self: TrainStep, *args: object, **kwargs: object) -> object:
         result = step(self, *args, **kwargs)
         taken.release()
         return result
 
-    def late(*args: object) -> None:
+    def waiting(*args: object) -> None:
         for _ in range(5):
             assert taken.acquire(timeout=60)
-        checkpointer.save_checkpoint = save
-        save(*args)
+        setattr(checkpointer, function, late)
+        late(*args)
 
-    TrainStep.run, checkpointer.save_checkpoint = counted, late
+    TrainStep.run = counted
+    setattr(checkpointer, function, waiting)
+
+
+def test_old_checkpoints_are_deleted_while_training_goes_on(tmp_path: Path) -> None:
+    """The deletion behind the save of iteration 6 ends after step 7; the save of iteration 8 waits for it."""
+    finished(1, f"{QUICK} --save {tmp_path} --save-interval 1 --save-retain-interval 9 --exit-interval 2")
+    words = f"{QUICK} --save {tmp_path} --load {tmp_path} --save-interval 6 --save-retain-interval 18 --exit-interval 8"
+    (ended,) = run_legs(1, words, functools.partial(hold_back, "delete_superseded"))
+    assert ended.code == 0, ended.error
+    assert complete_iterations(tmp_path) == [8]
 
 
 def fail_the_first_save() -> None:

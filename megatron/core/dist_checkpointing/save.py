@@ -29,7 +29,6 @@ class SaveRequest:
         pieces: what this rank writes; nobody may change the values until the save has ended.
         digests: ``digests_of(pieces)``.
         facts: what ``metadata.json`` says, without tensors and files; the same on all ranks.
-        retain_interval: see ``remove_superseded``.
     """
 
     root: Path
@@ -37,7 +36,6 @@ class SaveRequest:
     pieces: Sequence[StoredPiece]
     digests: Mapping[str, Sequence[int]]
     facts: Facts
-    retain_interval: int | None = None
 
 
 def save_checkpoint(request: SaveRequest, group: CheckpointGroup) -> None:
@@ -127,6 +125,13 @@ def _finish(
         commit(request.root, request.iteration, encode_facts(facts))
     except OSError as error:
         return str(error)
-    for words in remove_superseded(request.root, request.iteration, request.retain_interval):
-        sys.stderr.write(f"warning: {words}; the next save tries again\n")
     return None
+
+
+def delete_superseded(root: Path, iteration: int, retain_interval: int | None) -> None:
+    """On the first rank, behind a save: see ``remove_superseded``. What could not be deleted is a warning.
+
+    No part of the save: a file system takes seconds to delete what it took seconds to write.
+    """
+    for words in remove_superseded(root, iteration, retain_interval):
+        sys.stderr.write(f"warning: {words}; the next save tries again\n")

@@ -1,4 +1,4 @@
-"""A save in the background: a private copy of the state, written by one thread while training goes on."""
+"""Work on checkpoints while training goes on: a private copy of the state, and one thread."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ class Snapshots:
         return buffer.copy_(piece.values, non_blocking=True)
 
 
-class BackgroundSave:
-    """At most one save in flight.
+class Background:
+    """At most one piece of work in flight: a save, the deletion of old checkpoints behind one, or both.
 
-    An error of the save is raised where all ranks wait for it together: before the next save, or at the end.
+    An error of a save is raised where all ranks wait for it together: before the next save, or at the end.
     """
 
     def __init__(self) -> None:
-        self._save: Future[None] | None = None
+        self._work: Future[None] | None = None
 
-    def start(self, save: Callable[[], None]) -> None:
-        """Run ``save`` in a thread; nothing may be in flight."""
-        if self._save is not None:
-            raise RuntimeError("a save is in flight; wait for it first")
+    def start(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in a thread; nothing may be in flight."""
+        if self._work is not None:
+            raise RuntimeError("something is in flight; wait for it first")
         pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._save = pool.submit(save)
+        self._work = pool.submit(work)
         pool.shutdown(wait=False)
 
     def wait(self) -> float:
-        """Wait for the save in flight, if any; returns the seconds that took.
+        """Wait for what is in flight, if anything is; returns the seconds that took.
 
         Raises:
             SaveFailedError: the save failed. An error that no save is known to end with comes up as it is.
         """
-        if self._save is None:
+        if self._work is None:
             return 0.0
         start = time.monotonic()
-        error = self._save.exception()
-        self._save = None
+        error = self._work.exception()
+        self._work = None
         if isinstance(error, (OSError, RuntimeError)) and not isinstance(error, SaveFailedError):
             raise SaveFailedError(str(error)) from error
         if error is not None:

@@ -16,12 +16,12 @@ from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
 from megatron.core.dist_checkpointing.facts import Facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, digests_of
 from megatron.core.dist_checkpointing.folder import iteration_folder, require_writable
-from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
+from megatron.core.dist_checkpointing.save import SaveRequest, delete_superseded, save_checkpoint
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule
 from megatron.core.process_groups.groups import ProcessGroups
 from megatron.core.process_groups.topology import LogicalLayout
-from megatron.training.checkpoint.background import BackgroundSave, Snapshots
+from megatron.training.checkpoint.background import Background, Snapshots
 from megatron.training.checkpoint.content import (
     MASTERS,
     MOMENTS,
@@ -64,7 +64,7 @@ class Checkpointer:
     ) -> None:
         self._config, self._layout, self._settings = config, layout, config.checkpoint
         self._optimizer, self._chunks, self._groups = optimizer, chunks, groups
-        self._background, self._snapshots = BackgroundSave(), Snapshots()
+        self._background, self._snapshots = Background(), Snapshots()
         self._trajectory: dict[str, Any] = {}
         self._schedule: Schedule | None = None
         self._before_save: Callable[[], None] | None = None
@@ -165,7 +165,7 @@ class Checkpointer:
     ) -> Iterator[None]:
         """While the run trains: what it is, for its checkpoints. ``before_save`` is called before each of them, for
         what must be out before a later run goes on from there; ``tell`` when a save starts, and when it is known to be
-        complete. At the end of the block a save in the background is waited for, also on the way out of an error.
+        complete. At the end of the block what goes on in the background is waited for, also on the way out of an error.
 
         Raises:
             SaveFailedError: that save failed. After another error its words are only printed.
@@ -234,7 +234,6 @@ class Checkpointer:
             pieces=self._snapshots.take(pieces) if asynchronous else pieces,
             digests=digests,
             facts=self._facts(position),
-            retain_interval=self._settings.save_retain_interval,
         )
 
         def save() -> None:
@@ -244,11 +243,20 @@ class Checkpointer:
                 f"successfully saved checkpoint from iteration {position.iteration:7d} to {root} in {seconds:.2f} s"
             )
 
+        def delete() -> None:
+            if group is None or group.is_first:
+                delete_superseded(root, position.iteration, self._settings.save_retain_interval)
+
+        def save_and_delete() -> None:
+            save()
+            delete()
+
         if asynchronous:
-            self._background.start(save)
+            self._background.start(save_and_delete)
         else:
             save()
             self._wait()
+            self._background.start(delete)
 
     def _wait(self) -> float:
         """Wait for a save in the background; returns the seconds that took."""

@@ -55,9 +55,7 @@ def save(root: Path, values: torch.Tensor | None = None, more: dict[str, torch.T
         for a, b in zip(edges, edges[1:], strict=False)
     ]
     pieces += [plain_piece(key, tensor) for key, tensor in (more or {}).items()]
-    request = SaveRequest(
-        root=root, iteration=4, pieces=pieces, digests=digests_of(pieces), facts={**RUN, **facts}, retain_interval=None
-    )
+    request = SaveRequest(root=root, iteration=4, pieces=pieces, digests=digests_of(pieces), facts={**RUN, **facts})
     save_checkpoint(request, ALONE)
     return iteration_folder(root, 4)
 

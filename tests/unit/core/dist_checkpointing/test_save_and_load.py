@@ -37,7 +37,7 @@ from megatron.core.dist_checkpointing.flat_tensor import (
 from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
 from megatron.core.dist_checkpointing.reader import read_metadata
-from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
+from megatron.core.dist_checkpointing.save import SaveRequest, delete_superseded, save_checkpoint
 from megatron.core.dist_checkpointing.writer import METADATA_FILE, HashingFile
 from megatron.core.process_groups.groups import Group
 
@@ -80,7 +80,6 @@ def save(
     iteration: int = 4,
     values: torch.Tensor | None = None,
     *borders: int,
-    retain_interval: int | None = None,
 ) -> Path:
     """Save the tensor and some bytes."""
     pieces = cut(whole() if values is None else values, *borders)
@@ -91,7 +90,6 @@ def save(
         pieces=pieces,
         digests=digests_of(pieces),
         facts={**RUN, "iteration": iteration},
-        retain_interval=retain_interval,
     )
     save_checkpoint(request, ALONE)
     return iteration_folder(root, iteration)
@@ -424,7 +422,8 @@ def test_an_old_checkpoint_that_cannot_be_deleted_fails_no_save(
         raise OSError(errno.EBUSY, "Device or resource busy", str(path))
 
     monkeypatch.setattr(shutil, "rmtree", busy)
-    assert same_bits(load(save(tmp_path, 4, retain_interval=2)), whole())
+    assert same_bits(load(save(tmp_path, 4)), whole())
+    delete_superseded(tmp_path, 4, 2)
     words = f"warning: {iteration_folder(tmp_path, 3)} could not be deleted ([Errno 16] Device or resource busy"
     assert capsys.readouterr().err.startswith(words)
     assert newest_iteration(tmp_path) == 4

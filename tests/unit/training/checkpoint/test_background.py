@@ -9,11 +9,11 @@ import torch
 
 from megatron.core.config.errors import SaveFailedError
 from megatron.core.dist_checkpointing.flat_tensor import plain_piece
-from megatron.training.checkpoint.background import BackgroundSave, Snapshots
+from megatron.training.checkpoint.background import Background, Snapshots
 
 
 def test_waits_for_the_one_in_flight() -> None:
-    background, gate, done = BackgroundSave(), threading.Event(), []
+    background, gate, done = Background(), threading.Event(), []
     assert background.wait() == 0.0
 
     def save() -> None:
@@ -40,7 +40,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_error_comes_up_at_the_next_wait_once(error: Exception) -> None:
-    background = BackgroundSave()
+    background = Background()
 
     def save() -> None:
         raise error
