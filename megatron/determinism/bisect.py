@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
-from megatron.determinism.compare import compare
+from megatron.determinism.compare import compare, setting_lines
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.reproduce import choices, write_reproducer
 from megatron.determinism.tax_legs import names_flag
@@ -68,7 +68,8 @@ class _Search:
         """What the fingerprints of a pair say; where the layout-free ones agree, those of each rank's own state."""
         folders = legs[0] / "fingerprint", legs[1] / "fingerprint"
         outcome = compare(*folders, force=self.force)
-        return outcome if outcome.exit != Exit.SAME else _of_ranks(*folders) or outcome
+        own = _of_ranks(*folders) if outcome.exit == Exit.SAME else None
+        return outcome if own is None else replace(own, facts={**outcome.facts, **own.facts})
 
     def traces(self, legs: tuple[Path, Path]) -> tuple[Outcome, Verdict | None]:
         """What the traces of a pair say."""
@@ -174,12 +175,15 @@ def layer_prefix(verdict: Verdict) -> str:
 
 def _not_repeated(search: _Search, metrics: Outcome, last: Outcome) -> Outcome:
     if last.exit != Exit.SAME:
-        return last
+        return replace(last, details=(*last.details, *setting_lines(metrics.facts)))
     first = metrics.facts["first_difference"]
     return Outcome(
         exit=Exit.DIFFERENT,
         verdict=f"{metrics.verdict}; the legs that were traced agreed, so the difference comes and goes",
-        details=(*metrics.details, "  next: run bisect again, or trace all iterations with --trace-level module"),
+        details=(
+            *(line for line in metrics.details if not line.startswith("  next: ")),
+            "  next: run bisect again, or trace all iterations with --trace-level module",
+        ),
         facts={"iteration": first["iteration"], "fields": list(first["fields"]), "op": None, "levels": search.levels},
     )
 
@@ -198,7 +202,7 @@ def _named(
     lines = [
         f"  in the fingerprints first at iteration {difference['iteration']}, in {', '.join(difference['fields'])}"
     ]
-    lines += outcome.details
+    lines += setting_lines(metrics.facts) + list(outcome.details)
     lines += [f"  run {c['run']}, rank {c['rank']}: {c['op']} = {c['variant']} {c['config'] or ''}" for c in chosen]
     lines.append(f"  reproducer: {script}" if script else "  reproducer: none, the event's arguments were not kept")
     facts = {
@@ -210,6 +214,7 @@ def _named(
         "origin_ranks": list(verdict.ranks),
         "mechanism": first.mechanism.name,
         "fingerprint_difference": difference,
+        **{part: metrics.facts[part] for part in ("differing_inputs", "differing_settings")},
         "chosen": chosen,
         "reproducer": None if script is None else str(script),
         "levels": search.levels,

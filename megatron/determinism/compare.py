@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.report import Exit, Outcome
-from megatron.training.config.manifest import differences, read_manifest
+from megatron.training.config.manifest import differences, flag_of, launch_differences, read_manifest
 from megatron.training.observe.fingerprint import COUNTS, FINGERPRINT_FILE, Line, differing_fields, read_lines
 
 
@@ -18,7 +18,8 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
     With ``force`` runs whose fixed inputs differ are compared all the same.
     """
     try:
-        inputs = differences(*(_manifest(folder)["trajectory"] for folder in (left, right)))
+        manifests = [_manifest(folder) for folder in (left, right)]
+        inputs = _as_json(differences(*(manifest["trajectory"] for manifest in manifests)))
         if inputs and not force:
             return _not_comparable(inputs, {left: "A", right: "B"})
         lines = read_lines(left / FINGERPRINT_FILE), read_lines(right / FINGERPRINT_FILE)
@@ -33,9 +34,10 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
         "common_iterations": len(common),
         "first_iteration": common[0],
         "last_iteration": common[-1],
-        "differing_inputs": _inputs_as_json(inputs),
+        "differing_inputs": inputs,
+        "differing_settings": _as_json(launch_differences(*(manifest["launches"] for manifest in manifests))),
     }
-    notes = [f"compared although {len(inputs)} fixed inputs differ (--force)"] if inputs else []
+    notes = [f"compared although {_fixed_inputs_differ(inputs)} (--force)"] if inputs else []
     for iteration in common:
         fields = differing_fields(lines[0][iteration], lines[1][iteration])
         if fields:
@@ -69,30 +71,46 @@ def _span(lines: Mapping[int, Line]) -> str:
     return f"iterations {min(lines)} to {max(lines)}"
 
 
-def _inputs_as_json(inputs: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
-    return [{"field": path, "a": a, "b": b} for path, a, b in inputs]
+def _as_json(found: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+    return [{"field": path, "flag": flag_of(path), "a": a, "b": b} for path, a, b in found]
 
 
-def _not_comparable(inputs: list[tuple[str, Any, Any]], names: Mapping[Path, str]) -> Outcome:
+def _fixed_inputs_differ(inputs: Sequence[Mapping[str, Any]]) -> str:
+    return f"{len(inputs)} fixed input{'s' * (len(inputs) != 1)} differ{'s' * (len(inputs) == 1)}"
+
+
+def setting_lines(facts: Mapping[str, Any]) -> list[str]:
+    """What differs in what two runs were given, a line each, from the facts of an outcome: fixed inputs, then settings
+    and surroundings that change no bit as long as all is well."""
+    given = [each for part in ("differing_inputs", "differing_settings") for each in facts.get(part, ())]
+    names = [f"{s['field']} ({s['flag']})" if s["flag"] != s["field"] else s["field"] for s in given]
+    return [f"  {name}: {s['a']!r} in A, {s['b']!r} in B" for name, s in zip(names, given, strict=True)]
+
+
+def _not_comparable(inputs: list[dict[str, Any]], names: Mapping[Path, str]) -> Outcome:
     places = ", ".join(f"{name} = {path}" for path, name in names.items())
-    count = len(inputs)
+    facts = {"differing_inputs": inputs}
     return Outcome(
         exit=Exit.NOT_COMPARABLE,
-        verdict=f"not comparable: {count} fixed input{'s' * (count != 1)} differ{'s' * (count == 1)} ({places})",
-        details=tuple(f"  {path}: {a!r} in A, {b!r} in B" for path, a, b in inputs),
-        facts={"differing_inputs": _inputs_as_json(inputs)},
+        verdict=f"not comparable: {_fixed_inputs_differ(inputs)} ({places})",
+        details=tuple(setting_lines(facts)),
+        facts=facts,
     )
 
 
 def _different(
     iteration: int, fields: Mapping[str, tuple[Any, Any]], facts: Mapping[str, Any], notes: list[str]
 ) -> Outcome:
+    action = next(text for ends, text in _NEXT if any(name.endswith(ends) for name in fields))
     return Outcome(
         exit=Exit.DIFFERENT,
         verdict=f"different: first at iteration {iteration}, in {', '.join(fields)}",
         details=(
             *notes,
+            f"  A = {facts['a']}, B = {facts['b']}",
             *(f"  {name}: {_readable(a)} in A, {_readable(b)} in B" for name, (a, b) in fields.items()),
+            *setting_lines(facts),
+            f"  next: {action}",
         ),
         facts={
             **facts,
@@ -100,8 +118,21 @@ def _different(
                 "iteration": iteration,
                 "fields": {name: {"a": a, "b": b} for name, (a, b) in fields.items()},
             },
+            "next_action": action,
         },
     )
+
+
+_BISECT = "megatron-determinism bisect -- LAUNCH finds the operation"
+_NEXT = (
+    (("data", "consumed_samples"), "the runs read other batches: compare data, seed and where each went on from"),
+    (("rng",), "the keys of random numbers differ: compare --seed and the iteration each went on from"),
+    (("learning_rate",), "the schedules differ: compare the flags of learning rate and batch size"),
+    (("loss",), f"a loss differs, so a forward or the weights it began from: {_BISECT}"),
+    (("grad_norm",), f"the losses agree, so a backward or the reduction of gradients differs: {_BISECT}"),
+    (("",), f"losses and gradient norm agree, so the update or the state it began from differs: {_BISECT}"),
+)
+"""What to do next, by the ends of names of fields that differ, in the order in which a step makes them."""
 
 
 def _readable(value: int | str) -> str:

@@ -150,8 +150,7 @@ def _compare_legs(legs: Sequence[Path]) -> Outcome:
     outcomes = [compare(legs[0], leg) for leg in legs[1:]]
     worst = max(outcomes, key=lambda outcome: outcome.exit)
     if worst.exit != Exit.SAME:
-        other = legs[1 + outcomes.index(worst)]
-        return replace(worst, details=(f"  A = {legs[0]}, B = {other}", *worst.details))
+        return worst
     resumed = " (the last one resumed)" if legs[-1].name == "leg_resumed" else ""
     verdict = f"{len(legs)} legs{resumed} {worst.verdict}"
     return replace(worst, verdict=verdict, facts={**worst.facts, "legs": len(legs)})

@@ -60,6 +60,20 @@ def differences(left: Any, right: Any, path: str = "") -> list[tuple[str, Any, A
     return [] if same else [(path, left, right)]
 
 
+def launch_differences(left: list[Json], right: list[Json]) -> list[tuple[str, Any, Any]]:
+    """As ``differences``, between the last launches of two runs: what could move a bit if something was wrong, without
+    what says where results go and when to stop."""
+    last = [{name: launches[-1].get(name) for name in _LAUNCHED} if launches else {} for launches in (left, right)]
+    return [each for each in differences(*last) if not each[0].startswith(_RESULTS)]
+
+
+_LAUNCHED = ("world_size", "hybrid_layer_pattern", "distributed_backend", "nccl", "layout", "operational")
+_RESULTS = (
+    *(f"operational.{group}." for group in ("checkpoint", "logging", "fingerprint", "trace", "profile")),
+    "operational.training.exit_",
+)
+
+
 def read_manifest(folder: Path) -> Json:
     """The manifest of a fingerprint or trace folder.
 
@@ -142,7 +156,7 @@ def flag_of(path: str) -> str:
         return "--seed"
     if part == "logical_layout":
         return LAYOUT_FLAGS.get(rest, path)
-    classes = config_classes() if part == "recipe" else {}
+    classes = config_classes() if part in ("recipe", "layout", "operational") else {}
     flags = flags_of(classes[group]) if group in classes else ()
     return next((flag.spellings[0] for flag in flags if flag.name == name), path)
 

@@ -17,6 +17,7 @@ import argparse, dataclasses, json, sys
 from pathlib import Path
 from megatron.core.trace.format import dump_folder
 from tests.support.fingerprints import record, write_folder
+from tests.support.settings import effective
 from tests.support.traces import op, write_trace
 
 p = argparse.ArgumentParser(allow_abbrev=False)
@@ -24,6 +25,7 @@ for flag in "fingerprint-dir fingerprint-interval fingerprint-level trace-dir tr
     p.add_argument("--" + flag)
 p.add_argument("--trace-iterations", default="1:3")
 p.add_argument("--exit-interval", type=int, default=3)
+p.add_argument("--setting")
 p.add_argument("kind")
 o = p.parse_args()
 leg = Path(o.fingerprint_dir).parent.name
@@ -39,7 +41,7 @@ if o.kind == "long" and leg == "metrics_b":
     (Path(o.fingerprint_dir).parent / "started").touch()
 span = range(1, o.exit_interval + 1)
 shared = [record(i, params=f"{i:032x}" if o.kind == "drifts" else digest(i)) for i in span]
-write_folder(Path(o.fingerprint_dir), shared)
+write_folder(Path(o.fingerprint_dir), shared, effective(o.setting) if o.setting else None)
 if o.kind == "drifts":
     own = (json.dumps(record(i, params=digest(i)).line()) for i in span)
     (Path(o.fingerprint_dir) / "rank_00000.jsonl").write_text("\\n".join(own) + "\\n")
@@ -126,10 +128,11 @@ def test_difference_that_does_not_come_back_is_no_verdict_on_an_operation(tmp_pa
     assert [level["level"] for level in outcome.facts["levels"]] == ["metrics", "module", "module_wide"]
 
 
-def test_two_commands_are_compared_with_each_other(tmp_path: Path):
-    outcome = bisect(launch("steady"), tmp_path / "b", against=launch("once-more"))
+def test_two_commands_are_compared_with_each_other_and_their_settings_named_by_flag(tmp_path: Path):
+    outcome = bisect(launch("steady"), tmp_path / "b", against=launch("once-more", "--setting=--num-workers=3"))
     assert outcome.facts["reproducer"] is None
     assert outcome.facts["module"] == "decoder.layers.3.mlp.router"
+    assert "  operational.data.num_workers (--num-workers): 2 in A, 3 in B" in outcome.details
 
 
 def test_checkpoints_of_the_legs_stay_apart(tmp_path: Path):

@@ -101,20 +101,52 @@ def test_another_machine_is_comparable(plain: Path):
     ("flags", "field"),
     [(["--seed", "7"], "seed"), (["--lr", "2e-3"], "recipe.optimizer.lr"), (["--bf16"], "recipe.model.bf16")],
 )
-def test_other_inputs_are_not_comparable_unless_forced(plain: Path, flags: list[str], field: str):
+def test_other_inputs_are_named_by_flag_and_not_comparable_unless_forced(plain: Path, flags: list[str], field: str):
     right = other(plain, *flags, changes={1: {"grad_norm": 2.0}})
     outcome = compare(plain, right)
     assert outcome.exit == Exit.NOT_COMPARABLE == 2
     assert outcome.verdict.startswith("not comparable: 1 fixed input differs (A = ")
-    assert outcome.details[0].startswith(f"  {field}: ") and len(outcome.details) == 1
-    assert as_json(outcome)["differing_inputs"][0]["field"] == field
+    assert outcome.details[0].startswith(f"  {field} ({flags[0]}): ") and len(outcome.details) == 1
+    found = as_json(outcome)["differing_inputs"][0]
+    assert (found["field"], found["flag"]) == (field, flags[0])
     forced = compare(plain, right, force=True)
     assert forced.exit == Exit.DIFFERENT
-    assert forced.details[0] == "compared although 1 fixed inputs differ (--force)"
+    assert forced.details[0] == "compared although 1 fixed input differs (--force)"
+    assert outcome.details[0] in forced.details
+
+
+def test_settings_that_should_move_no_bit_are_named_where_bits_differ(plain: Path):
+    right = other(plain, "--ddp-bucket-size", "9", "--log-interval", "2", changes={2: {"grad_norm": 2.0}})
+    outcome = compare(plain, right)
+    assert outcome.exit == Exit.DIFFERENT
+    assert [s["flag"] for s in as_json(outcome)["differing_settings"]] == ["--ddp-bucket-size"]
+    assert "  layout.ddp.ddp_bucket_size (--ddp-bucket-size): 40000000 in A, 9 in B" in outcome.details
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": "f" * 32, "lm_loss": 2.0}, "the runs read other batches"),
+        ({"learning_rate": 2.0, "params": "f" * 32}, "the schedules differ"),
+        ({"mtp_losses": (2.0,), "grad_norm": 2.0}, "a loss differs"),
+        ({"grad_norm": 2.0, "exp_avg": "f" * 32}, "the losses agree, so a backward"),
+        ({"exp_avg": "f" * 32}, "losses and gradient norm agree"),
+    ],
+)
+def test_what_to_do_next_follows_from_what_a_step_makes_first(tmp_path: Path, changes: dict, said: str):
+    plain = {"mtp_losses": (1.0,)}
+    sides = [
+        write_folder(tmp_path / name, [record(1, **each)]) for name, each in (("a", plain), ("b", plain | changes))
+    ]
+    outcome = compare(*sides)
+    assert outcome.details[-1].startswith(f"  next: {said}")
+    assert outcome.details[-1] == f"  next: {as_json(outcome)['next_action']}"
 
 
 def test_layouts_compare(plain: Path):
-    assert compare(plain, other(plain, "--use-distributed-optimizer", "--ddp-bucket-size", "9")).exit == Exit.SAME
+    outcome = compare(plain, other(plain, "--use-distributed-optimizer", "--ddp-bucket-size", "9"))
+    assert outcome.exit == Exit.SAME
+    assert not any("bucket" in line for line in outcome.details)
 
 
 def test_only_common_iterations_count_and_the_rest_is_said(plain: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.determinism.compare import compare
 from megatron.determinism.replay import replay
 from megatron.determinism.report import Exit
 from megatron.determinism.trace_commands import window
@@ -66,8 +67,12 @@ def test_from_the_first_iteration_no_checkpoint_is_needed(original: Path):
 
 @pytest.mark.parametrize("wrong", [5, 6, 7])
 def test_a_replay_that_differs_is_not_faithful(original: Path, wrong: int):
-    outcome = replay(launch(original, wrong), original.parent / "r", original, (6, 7), "op")
+    folder = original.parent / "r"
+    outcome = replay(launch(original, wrong), folder, original, (6, 7), "op")
     assert outcome.exit == Exit.DIFFERENT
+    assert outcome.details == compare(original, folder / "fingerprint").details
+    assert outcome.details[0] == f"  A = {original}, B = {folder / 'fingerprint'}"
+    assert outcome.details[-1].startswith("  next: losses and gradient norm agree, so the update or the state")
     assert outcome.verdict.startswith("not faithful, so its trace says nothing: different: first at")
     assert outcome.facts["first_difference"]["iteration"] == wrong
 
