@@ -63,8 +63,10 @@ def differences(left: Any, right: Any, path: str = "") -> list[tuple[str, Any, A
 def launch_differences(left: list[Json], right: list[Json]) -> list[tuple[str, Any, Any]]:
     """As ``differences``, between the last launches of two runs: what could move a bit if something was wrong, without
     what says where results go and when to stop."""
-    last = [{name: launches[-1].get(name) for name in _LAUNCHED} if launches else {} for launches in (left, right)]
-    return [each for each in differences(*last) if not each[0].startswith(_RESULTS)]
+    mine, theirs = (
+        {name: launch.get(name) for launch in launches[-1:] for name in _LAUNCHED} for launches in (left, right)
+    )
+    return [each for each in differences(mine, theirs) if not each[0].startswith(_RESULTS)]
 
 
 _LAUNCHED = ("world_size", "hybrid_layer_pattern", "distributed_backend", "nccl", "layout", "operational")

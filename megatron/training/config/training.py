@@ -44,7 +44,7 @@ class TrainingConfig:
     """Evaluate on the whole validation data, once through each time, one sequence per forward pass, instead of
     --eval-iters batches."""
     skip_train: bool = operational(False)
-    """Train nothing: evaluate the weights of --load once, and stop."""
+    """Train nothing: evaluate the weights of --load once, and stop. Training data need not be named."""
     manual_gc: bool = operational(False)
     """Collect garbage of Python at fixed iterations, the same on every rank, instead of when it thinks best."""
     manual_gc_interval: int = operational(0)

@@ -76,6 +76,7 @@ def build_datasets(
     turn: Turn,
     meet: Callable[[str | None], str | None],
     use_cache: bool = True,
+    trains: bool = True,
 ) -> Splits:
     """Train, valid and test data; called by every rank with the same arguments but ``turn``.
 
@@ -90,6 +91,7 @@ def build_datasets(
         sizes: samples asked of train, valid and test; ``None`` for one epoch, 0 for none. See ``requested_sizes``.
         use_cache: off, indices are made in memory by every rank, no file is written, and ids are only checked in the
             samples that are read.
+        trains: off, there need be no training data.
 
     Raises:
         ConfigError: no data for a split that was asked for (an empty test split is only reported in ``absent``), a
@@ -99,7 +101,7 @@ def build_datasets(
     """
     failure: ConfigError | DamagedInputError | OSError | None = None
     try:
-        plans = _plan(config, tokenizer, sequence_length=sequence_length, sizes=sizes)
+        plans = _plan(config, tokenizer, sequence_length=sequence_length, sizes=sizes, trains=trains)
         maker = _Maker(config, plans.sources, tokenizer, sequence_length, seed, use_cache=use_cache)
         for entry in maker.entries(plans.present):
             entry.require_usable_folder()
@@ -166,7 +168,7 @@ class _Plans:
 
 
 def _plan(
-    config: DataConfig, tokenizer: Tokenizer | None, *, sequence_length: int, sizes: Sequence[int | None]
+    config: DataConfig, tokenizer: Tokenizer | None, *, sequence_length: int, sizes: Sequence[int | None], trains: bool
 ) -> _Plans:
     problems = config.problems()
     if problems:
@@ -193,7 +195,7 @@ def _plan(
             present[name] = plan
             continue
         absent[name] = plan
-        if sizes[i] and (name == "train" or (name == "valid" and not plan.chosen)):
+        if sizes[i] and ((name == "train" and trains) or (name == "valid" and not plan.chosen)):
             problems.append(
                 Problem(f"no {name} data ({plan.reason})", f"data for {sizes[i]} samples", sources.flags[i])
             )

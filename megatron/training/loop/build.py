@@ -146,6 +146,7 @@ def assemble_run(
         sizes=_split_sizes(config),
         turn="run" if launch.rank == 0 else "machine" if launch.local_rank == 0 else "others",
         meet=lambda wrong: first_of_ranks(groups, wrong),
+        trains=not config.training.skip_train,
     )
     tracing = Tracing(config.trace, groups) if config.trace.trace_dir else None
     interval = config.training.replay_check_interval
@@ -238,9 +239,15 @@ def _eval_shape(config: RunConfig, shards: int, splits: Splits) -> EvalShape:
     assert size is not None and micro is not None
     asked = training.full_validation or training.eval_iters
     if training.eval_interval and asked and splits.valid is None:
-        flag = "--full-validation" if training.full_validation else f"--eval-interval {training.eval_interval}"
-        given = f"{flag} without validation data ({splits.absent['valid'].reason})"
-        raise ConfigError([Problem(given, "validation data", "--split or --valid-data-path, or leave the flag out")])
+        if not training.skip_train or training.full_validation:
+            flag = "--full-validation" if training.full_validation else f"--eval-interval {training.eval_interval}"
+            given = f"{flag} without validation data ({splits.absent['valid'].reason})"
+            change = "--split or --valid-data-path, or leave the flag out"
+            raise ConfigError([Problem(given, "validation data", change)])
+        if splits.test is None:
+            reasons = " and ".join(f"{name} data ({splits.absent[name].reason})" for name in ("valid", "test"))
+            change = "--split, --valid-data-path or --test-data-path, or leave out --skip-train"
+            raise ConfigError([Problem(f"--skip-train without {reasons}", "data to evaluate on", change)])
     if not training.full_validation:
         return EvalShape(batches=training.eval_iters, batch_size=size, stride=shards * micro, micro_batch_size=micro)
     assert splits.valid is not None, "--full-validation needs --eval-interval"

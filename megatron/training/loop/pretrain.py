@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from megatron.core.models.hybrid.hybrid_layer_allocation import LAYER_SYMBOLS
 from megatron.core.process_groups.groups import ProcessGroups
@@ -75,7 +76,7 @@ def run_training(run: Run, started: float) -> None:
 class _Readers:
     """Who reads the splits; ``None`` where nothing of one is read."""
 
-    train: BatchReader
+    train: BatchReader | None = None
     valid: BatchReader | None = None
     test: BatchReader | None = None
 
@@ -94,8 +95,9 @@ def _readers(run: Run, position: Position) -> _Readers:
     """
     training, step = run.config.training, run.step.shape
     iterations, consumed = _iterations(training, position), position.consumed_train_samples
-    train = run.reader(run.splits.train)
-    train.require(consumed, step.batch_sizes.after(consumed, len(iterations)) - consumed, "training")
+    train = None if training.skip_train else run.reader(run.splits.train)
+    if train is not None:
+        train.require(consumed, step.batch_sizes.after(consumed, len(iterations)) - consumed, "training")
     if not training.eval_interval or not (iterations or training.skip_train):
         return _Readers(train=train)
     valid, test = run.valid_reader(), run.test_reader() if training.eval_iters else None
@@ -125,8 +127,8 @@ def _train(
     garbage = GarbageControl(training)
     groups = run.groups
     profiler = StepProfiler(run.config.profile, run.config.logging.run_dir, groups.world.rank, groups.device)
-    if training.skip_train:
-        _evaluate(run, valid, observers, position)
+    if training.skip_train and valid is not None:
+        _evaluate(run, "valid", valid, observers, position)
     _say_if_nothing_is_left(training, position, groups)
     for iteration in _iterations(training, position):
         with profiler.step(iteration):
@@ -140,7 +142,7 @@ def _train(
         garbage.after_step(iteration)
         if valid is not None and evaluates_after(training, iteration):
             with garbage.around_evaluation():
-                position = _evaluate(run, valid, observers, position)
+                position = _evaluate(run, "valid", valid, observers, position)
         reason = exits.reason_after(iteration, groups)
         checkpoints.after_step(position, leaving=reason is not None)
         if reason is not None:
@@ -154,7 +156,7 @@ def _train(
     # Whatever stopped the run after its last step: training is over, and no later launch evaluates them.
     if test is not None and not _iterations(training, position):
         with garbage.around_evaluation():
-            _evaluate_test(run, test, observers, position)
+            _evaluate(run, "test", test, observers, position)
     garbage.release()
 
 
@@ -170,25 +172,21 @@ def _iterations(training: TrainingConfig, position: Position) -> range:
     return range(0) if training.skip_train else range(position.iteration + 1, training.train_iters + 1)
 
 
-def _evaluate(run: Run, valid: BatchReader, observers: Sequence[Observer], position: Position) -> Position:
-    """Evaluate once and tell the observers; returns the position with the validation samples consumed so far."""
-    shape, everything = run.step.shape.evaluation, run.config.training.full_validation
-    if shape.batches == 0:
+def _evaluate(
+    run: Run, split: Literal["valid", "test"], reader: BatchReader, observers: Sequence[Observer], position: Position
+) -> Position:
+    """Evaluate "valid" or "test" once and tell the observers; returns the position with the validation samples consumed
+    so far."""
+    shape, training = run.step.shape.evaluation, run.config.training
+    batches = training.eval_iters if split == "test" else shape.batches
+    goes_on = split == "valid" and not training.full_validation
+    if batches == 0:
         return position
-    first = 0 if everything else position.consumed_valid_samples
-    losses = run.step.evaluate(valid, shape.batches, position.iteration, first)
+    first = position.consumed_valid_samples if goes_on else 0
+    losses = run.step.evaluate(reader, batches, position.iteration, first)
     for observer in observers:
-        observer.on_evaluation("valid", position.iteration, position.consumed_train_samples, losses)
-    if everything:
-        return position
-    return replace(position, consumed_valid_samples=first + shape.batches * shape.batch_size)
-
-
-def _evaluate_test(run: Run, test: BatchReader, observers: Sequence[Observer], position: Position) -> None:
-    """The evaluation at the end of training."""
-    losses = run.step.evaluate(test, run.config.training.eval_iters, position.iteration, 0)
-    for observer in observers:
-        observer.on_evaluation("test", position.iteration, position.consumed_train_samples, losses)
+        observer.on_evaluation(split, position.iteration, position.consumed_train_samples, losses)
+    return replace(position, consumed_valid_samples=first + batches * shape.batch_size) if goes_on else position
 
 
 def _observers(run: Run, manifest: dict[str, dict], position: Position) -> list[Observer]:

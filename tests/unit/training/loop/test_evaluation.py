@@ -59,6 +59,39 @@ def test_evaluation_alone() -> None:
         build_here(f"{FLAGS} --skip-train --eval-interval 3 --eval-iters 0")
 
 
+@pytest.mark.parametrize(
+    ("data", "read"),
+    [
+        ("--valid-data-path {} --test-data-path {}", ["valid", "test"]),
+        ("--valid-data-path {}", ["valid"]),
+        ("--test-data-path {}", ["test"]),
+        ("--data-path {} --split 0,6,6", ["valid", "test"]),
+        ("--data-path {} --split 6,6,0", ["valid"]),
+    ],
+)
+def test_evaluation_alone_takes_no_training_data(tmp_path: Path, data: str, read: list[str]) -> None:
+    path = write_self_data(tmp_path, [65] * 12, vocab_size=4096).prefix
+    flags = f"{FLAGS} --vocab-size 4096 --skip-train --eval-interval 8 --run-dir {tmp_path}/run"
+    base = TINY.replace("--mock-data", data.replace("{}", path))
+    run_training(build_here(flags, base), time.monotonic())
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == read
+    if data.startswith("--valid"):
+        with pytest.raises(ConfigError, match=r"no train data \(left out by --train-data-path\)"):
+            build_here(flags.replace("--skip-train", ""), base)
+
+
+@pytest.mark.parametrize("data", ["--train-data-path {}", "--data-path {} --split 1,0,0"])
+def test_evaluation_alone_of_nothing_is_refused(tmp_path: Path, data: str) -> None:
+    path = write_self_data(tmp_path, [65] * 12, vocab_size=4096).prefix
+    left_out = r"\(left out by --\S+\)"
+    text = f"--skip-train without valid data {left_out} and test data {left_out}; needed: data to evaluate on; change: "
+    with pytest.raises(ConfigError, match=text):
+        build_here(
+            f"{FLAGS} --vocab-size 4096 --skip-train --eval-interval 8", TINY.replace("--mock-data", data.format(path))
+        )
+
+
 def test_test_data_are_evaluated_once_training_is_over(tmp_path: Path) -> None:
     flags = f"--eval-interval 8 --save {tmp_path}/saved --save-interval 5 --run-dir {tmp_path}/run"
     assert evaluated(f"{flags} --exit-interval 4") == []
@@ -206,7 +239,7 @@ def test_sizes_that_do_not_divide_are_refused(flags: str, message: str) -> None:
         build_here(f"{FLAGS} {flags}")
 
 
-@pytest.mark.parametrize("flag", ["", "--full-validation", "--skip-train"])
+@pytest.mark.parametrize("flag", ["", "--full-validation", "--skip-train --full-validation"])
 def test_evaluations_without_validation_data_are_refused(flag: str, tmp_path: Path) -> None:
     prefix = write_self_data(tmp_path, [65] * 12, vocab_size=4096).prefix
     base = TINY.replace("--mock-data", f"--data-path {prefix} --split 1,0,0")
