@@ -26,6 +26,16 @@ def _lies_beyond(iteration: int, config: RunConfig) -> bool:
     return config.training.train_iters is not None and iteration > config.training.train_iters
 
 
+def _first_beyond(group: str, name: str) -> Idle:
+    """The first iteration at which a setting does anything lies beyond the run."""
+    return Idle(
+        needed="iterations that far (--train-iters)",
+        missing=lambda config: _lies_beyond(getattr(getattr(config, group), name) or 0, config),
+        group=group,
+        names=(name,),
+    )
+
+
 def _lacks(symbol: str) -> Callable[[RunConfig], bool]:
     return lambda config: symbol not in (config.model.hybrid_layer_pattern or symbol)
 
@@ -55,6 +65,10 @@ IDLE = (
         group="fingerprint",
         names=("fingerprint_interval", "fingerprint_level"),
     ),
+    _first_beyond("fingerprint", "fingerprint_interval"),
+    _first_beyond("training", "check_weight_hash_across_dp_replicas_interval"),
+    _first_beyond("training", "replay_check_interval"),
+    _first_beyond("training", "start_eval_at_iter"),
     Idle(
         needed="iterations that far (--train-iters)",
         missing=lambda config: _lies_beyond(traced_iterations(config.trace)[0], config),

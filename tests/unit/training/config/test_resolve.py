@@ -284,6 +284,21 @@ def test_what_was_given_counts_also_where_it_is_the_default():
     assert idle("--qk-layernorm", "--no-qk-layernorm", "--hybrid-layer-pattern", "M-E") == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--fingerprint-dir f --fingerprint-interval",
+        "--check-weight-hash-across-dp-replicas-interval",
+        "--deterministic-mode --replay-check-interval",
+        "--eval-interval 1 --start-eval-at-iter",
+    ],
+)
+def test_what_begins_beyond_the_run_is_announced(words: str):
+    flag = words.split()[-1]
+    assert idle(*words.split(), "4") == [f"{flag} has no effect without iterations that far (--train-iters)"]
+    assert idle(*words.split(), "3") == []
+
+
 def test_settings_without_what_they_belong_to_are_announced_together():
     words = ["--hybrid-layer-pattern", "M-M-", "--num-experts", "4", "--moe-router-topk", "1", "--sgd-momentum", "0.5"]
     words += ["--manual-gc-interval", "7", "--exit-signal", "SIGUSR1", "--num-query-groups", "2", "--rotary-base", "9"]
