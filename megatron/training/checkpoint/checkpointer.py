@@ -31,7 +31,7 @@ from megatron.training.checkpoint.content import (
 )
 from megatron.training.checkpoint.position import Position
 from megatron.training.checkpoint.restore import Start, put_back_generators, require_agreement, restore
-from megatron.training.config.manifest import differences, save_folder_problems
+from megatron.training.config.manifest import differences, save_folder_problems, sources_part
 from megatron.training.config.resume_rules import Source, find_source, saying_what_to_change
 from megatron.training.config.run import RunConfig
 from megatron.training.setup.seeds import generator_states
@@ -296,6 +296,7 @@ class Checkpointer:
             "branches": self._trajectory.get("branches", []),
             "trajectory": self._trajectory,
             "layout": self._config.with_effect("layout"),
+            "sources": sources_part(self._config.with_effect("operational")),
         }
 
     def _finish_quietly(self) -> None:

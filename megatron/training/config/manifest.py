@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron.core.config.errors import DamagedInputError, Problem
 from megatron.core.config.fields import flags_of
+from megatron.core.datasets.splits import SPLIT_NAMES
 from megatron.core.dist_checkpointing.facts import read_facts
 from megatron.core.dist_checkpointing.folder import complete_iterations, find_checkpoint
 from megatron.core.trace.format import TRACE_FILES
@@ -104,16 +105,20 @@ def _meant(folder: Path) -> str:
     return "name what a run had as --fingerprint-dir (for compare) or --trace-dir (for trace-compare)"
 
 
-def folder_problems(folder: Path, trajectory: Json) -> list[Problem]:
-    """Why a run with this trajectory cannot write its fingerprint into the folder; every rank asks for itself before
-    the first writes.
+def folder_problems(folder: Path, trajectory: Json, operational: Json) -> list[Problem]:
+    """Why a run with this trajectory, and settings that change no bit, cannot write its fingerprint into the folder;
+    every rank asks for itself before the first writes.
 
     Raises:
         DamagedInputError: the folder holds a damaged manifest.
     """
     if not (folder / MANIFEST_FILE).exists():
         return []
-    return _unlike(_PRINTS.format(folder), differences(read_manifest(folder)["trajectory"], trajectory), _OTHER_PRINTS)
+    there = read_manifest(folder)
+    launch: Json = there["launches"][-1] if there["launches"] else {}
+    then, now = sources_part(launch.get("operational", {})), sources_part(operational)
+    found = with_sources(differences(there["trajectory"], trajectory), then, now)
+    return _unlike(_PRINTS.format(folder), found, _OTHER_PRINTS)
 
 
 _PRINTS = "whose fingerprint is in {}"
@@ -139,12 +144,37 @@ def _left_out(branches: Any) -> str:
     return f"; or leave out {', '.join(flags)}, to go on with the run that is there" if flags else ""
 
 
+_SOURCES = {
+    "data": ("data_path", "data_args_path", "per_split_data_args_path", *(f"{s}_data_path" for s in SPLIT_NAMES)),
+    "tokenizer": ("tokenizer_model", "vocab_file", "merge_file"),
+}
+_CHOOSE_DATA = ("recipe.data.", "recipe.tokenizer.", "recipe.training.", "recipe.model.seq_length", "seed")
+
+
+def sources_part(operational: Json) -> Json:
+    """The settings that name files of data and tokenizer: no bit depends on where those lie."""
+    return {group: {n: operational.get(group, {}).get(n) for n in names} for group, names in _SOURCES.items()}
+
+
+def with_sources(found: list[tuple[str, Any, Any]], then: Json, now: Json) -> list[tuple[str, Any, Any]]:
+    """Differences of two trajectories, where the digest of their data gives way to what was named otherwise: files, and
+    settings that choose samples. It stays where nothing of that differs."""
+    if not any(path == "data_digest" for path, _, _ in found):
+        return found
+    named = differences(then, now, "operational")
+    if not named and not any(path.startswith(_CHOOSE_DATA) for path, _, _ in found):
+        return found
+    return [each for each in found if each[0] != "data_digest"] + named
+
+
 def telling(found: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
     """Differences without where the runs branched off, which says nothing more beside what they differ in."""
     return [each for each in found if each[0] != "branches"] or found
 
 
 def _shown(path: str, value: Any) -> Any:
+    if path.startswith("operational.") and isinstance(value, list):
+        return " ".join(map(str, value))
     if path != "branches":
         return value
     return ", ".join(f"at iteration {each['iteration']} ({', '.join(each['why'])})" for each in value or ()) or "none"
@@ -189,10 +219,14 @@ def save_folder_problems(config: RunConfig, source: Source | None, trajectory: J
     folder = find_checkpoint(root, iterations[-1])
     assert folder is not None, "it is complete"
     try:
-        stored = read_facts(folder)["trajectory"]
+        facts = read_facts(folder)
     except DamagedInputError as error:
         raise DamagedInputError(f"{error}; change --save") from error
-    found = _known_differences(stored, config) if trajectory is None else differences(stored, trajectory)
+    if trajectory is None:
+        found = _known_differences(facts["trajectory"], config)
+    else:
+        now = as_json(sources_part(config.with_effect("operational")))
+        found = with_sources(differences(facts["trajectory"], trajectory), facts.get("sources", now), now)
     if not found:
         return []
     named = [f"{flag_of(p)} is {_shown(p, then)} there and {_shown(p, now)} here" for p, then, now in telling(found)]

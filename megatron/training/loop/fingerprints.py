@@ -109,7 +109,7 @@ class Fingerprints:
     def __init__(self, run: Run, manifest: dict[str, dict]) -> None:
         settings = run.config.fingerprint
         folder = Path(settings.fingerprint_dir)
-        problems = folder_problems(folder, manifest["trajectory"])
+        problems = folder_problems(folder, manifest["trajectory"], manifest["launch"]["operational"])
         barrier(run.groups.world)
         if problems:
             raise ConfigError(problems)

@@ -14,7 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.training.config.manifest import EARLIER, MANIFEST_FILE, Json, differences, flag_of, telling
+from megatron.training.config.manifest import (
+    EARLIER,
+    MANIFEST_FILE,
+    Json,
+    differences,
+    flag_of,
+    sources_part,
+    telling,
+    with_sources,
+)
 from megatron.training.observe.run_manifest import write_json, write_whole
 
 METRICS_FILE, PICTURE_FILE, PROFILES = "metrics.jsonl", "curves.png", "profile_rank_*"
@@ -28,7 +37,7 @@ def prepare_run_folder(folder: Path, manifest: Json, *, start_iteration: int) ->
     folder.mkdir(parents=True, exist_ok=True)
     there = _stored(folder / MANIFEST_FILE)
     kept, left = _records(folder / METRICS_FILE, start_iteration if _goes_on(there, manifest, start_iteration) else -1)
-    changed = _changed_inputs(folder / MANIFEST_FILE, there, manifest["trajectory"])
+    changed = _changed_inputs(folder / MANIFEST_FILE, there, manifest)
     words = None
     if left or changed:
         earlier = next(at for n in itertools.count(1) if not (at := folder / f"{EARLIER}{n}").exists())
@@ -105,11 +114,12 @@ def _flat(value: Any, path: str = "") -> Json:
     return {name: leaf for part in parts for name, leaf in part.items()}
 
 
-def _changed_inputs(manifest: Path, there: Json | None, trajectory: Json) -> list[str]:
+def _changed_inputs(path: Path, there: Json | None, manifest: Json) -> list[str]:
     """Fixed inputs of the run that is there that are not those of this one, by flag."""
     if there is None:
-        return ["its manifest cannot be read"] if manifest.exists() else []
-    found = telling(differences(there["trajectory"], trajectory))
+        return ["its manifest cannot be read"] if path.exists() else []
+    then, now = (sources_part(each.get("launch", {}).get("operational", {})) for each in (there, manifest))
+    found = telling(with_sources(differences(there["trajectory"], manifest["trajectory"]), then, now))
     return list(dict.fromkeys(flag_of(path) for path, _, _ in found))
 
 

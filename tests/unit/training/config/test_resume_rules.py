@@ -11,7 +11,7 @@ import pytest
 from megatron.core.config.errors import ConfigError, DamagedInputError
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts
 from megatron.core.dist_checkpointing.folder import MARKER_FILE, iteration_folder, part_folder
-from megatron.training.config.manifest import recipe_part
+from megatron.training.config.manifest import as_json, recipe_part, save_folder_problems, sources_part
 from megatron.training.config.resolve import known_logical_layout, logical_layout
 from megatron.training.config.resume_rules import (
     MODEL_MAY_CHANGE,
@@ -323,3 +323,17 @@ def test_checkpoints_of_another_run_are_not_saved_over(tmp_path: Path):
     (iteration_folder(root, 4) / FACTS_FILE).write_text("{")
     with pytest.raises(DamagedInputError, match=r"metadata\.json is damaged .*; change --save"):
         saving(root)
+
+
+def test_other_data_there_are_named_by_file_and_weight(tmp_path: Path):
+    words = ("--no-mock-data", "--save", str(tmp_path), "--save-interval", "2", "--data-path")
+    config = effective(*words, "0.3", "a", "0.7", "b")
+    trajectory = recipe_part(config) | {"data_digest": "d1"}
+    write(tmp_path, trajectory=as_json(trajectory), sources=sources_part(config.with_effect("operational")))
+
+    def said(*blend: str) -> str:
+        (problem,) = save_folder_problems(effective(*words, *blend), None, as_json(trajectory | {"data_digest": "d2"}))
+        return problem.given.partition(" of another run: ")[2]
+
+    assert said("0.5", "a", "0.5", "b") == "--data-path is 0.3 a 0.7 b there and 0.5 a 0.5 b here"
+    assert said("0.3", "a", "0.7", "b") == "data_digest is d1 there and d2 here"

@@ -94,7 +94,7 @@ def test_differences_name_leaves():
 def test_launches_are_appended(tmp_path: Path):
     trajectory, launch = manifest_parts()
     for start in (0, 5):
-        assert folder_problems(tmp_path / "f", trajectory) == []
+        assert folder_problems(tmp_path / "f", trajectory, launch["operational"]) == []
         prepare_folder(tmp_path / "f", trajectory, {**launch, "start_iteration": start})
     manifest = read_manifest(tmp_path / "f")
     assert manifest["trajectory"] == trajectory
@@ -104,9 +104,31 @@ def test_launches_are_appended(tmp_path: Path):
 
 def test_other_trajectory_is_refused_with_both_values(tmp_path: Path):
     write_folder(tmp_path, [record(1)])
-    (problem,) = folder_problems(tmp_path, manifest_parts(effective("--seed", "7"))[0])
+    trajectory, launch = manifest_parts(effective("--seed", "7"))
+    (problem,) = folder_problems(tmp_path, trajectory, launch["operational"])
     assert (problem.given, problem.needed.partition(",")[0]) == ("--seed 7", "1234")
     assert "another --fingerprint-dir" in problem.change
+
+
+BLEND = ("--no-mock-data", "--split", "9,1,0", "--data-path", "0.3", "a", "0.7", "b")
+DIGEST = ("data_digest d2", "d1")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), {DIGEST}),
+        (("--lr", "2"), {DIGEST, ("--lr 2.0", "0.001")}),
+        (("--data-path", "0.5", "a", "0.5", "b"), {("--data-path 0.5 a 0.5 b", "0.3 a 0.7 b")}),
+        (("--split", "1,1,1"), {("--split 1,1,1", "9,1,0")}),
+    ],
+)
+def test_other_data_are_named_by_what_chooses_them(tmp_path: Path, words: tuple[str, ...], named: set[tuple[str, str]]):
+    """The digest is for where nothing of that differs."""
+    write_folder(tmp_path, [record(1)], effective(*BLEND))
+    trajectory, launch = manifest_parts(effective(*BLEND, *words))
+    found = folder_problems(tmp_path, {**trajectory, "data_digest": "d2"}, launch["operational"])
+    assert {(problem.given, problem.needed.partition(", as in")[0]) for problem in found} == named
 
 
 def test_rank_files_of_another_layout_are_moved_aside(tmp_path: Path):
