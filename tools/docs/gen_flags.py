@@ -82,7 +82,9 @@ def page(classes: Iterable[type], flags: list[Flag]) -> str:
             (
                 ", ".join(f"`{s}`" for s in flag.spellings),
                 "" if flag.is_switch else cell(type_name(flag.hint)),
-                ("on" if flag.default else "off") if flag.is_switch else f"`{cell(default_text(flag))}`",
+                ("on" if flag.default is not flag.negates else "off")
+                if flag.is_switch
+                else f"`{cell(default_text(flag))}`",
                 flag.effect,
                 cell(flag.help),
             )

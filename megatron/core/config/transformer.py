@@ -41,8 +41,8 @@ class TransformerConfig(AttentionFields, MambaFields, MoEFields, MTPFields, Prec
     swiglu: bool = trajectory(False)
     """Activation silu(gate) * up."""
     bias_gelu_fusion: bool = trajectory(True)
-    """The tanh form of GELU where there are linear biases, as Megatron's fused kernel computes it. Without it, the erf
-    form."""
+    """The tanh form of GELU where there are linear biases, as Megatron's fused kernel computes it. When off,
+    the erf form."""
     untie_embeddings_and_output_weights: bool = trajectory(False)
     """Give the output layer a weight of its own."""
     init_method_std: float = trajectory(0.02)

@@ -35,10 +35,10 @@ class CheckpointConfig:
     save_rng: bool = operational(True, flags=("--no-save-rng",), negates=True)
     """States of the random generators in checkpoints."""
     load_optim: bool = operational(True, flags=("--no-load-optim",), negates=True)
-    """Taking moments, step count and the place on the schedule from the checkpoint. Without them they start as in a new
+    """Taking moments, step count and the place on the schedule from the checkpoint. When off, they start as in a new
     run; weights and position in the data are the checkpoint's."""
     load_rng: bool = operational(True, flags=("--no-load-rng",), negates=True)
-    """Taking the states of the random generators from the checkpoint. Without them they are as the seed sets them."""
+    """Taking the states of the random generators from the checkpoint. When off, they are as the seed sets them."""
     finetune: bool = operational(False)
     """Take the weights only, and begin at iteration 0 with the first sample."""
     override_opt_param_scheduler: bool = operational(

@@ -50,11 +50,12 @@ class DataConfig:
     dataloader_type: Literal["single", "cyclic", "external"] = trajectory("single")
     """single: samples in index order, once; cyclic: reshuffled each epoch, without end. external is refused."""
     data_sharding: bool = trajectory(True, flags=("--no-data-sharding",), negates=True)
-    """Shuffling within the part of each logical rank, with --dataloader-type cyclic. Without it, over all samples."""
+    """Shuffling within the part of each logical rank, with --dataloader-type cyclic. When off, over all
+    samples."""
     eod_mask_loss: bool = trajectory(False)
     """No loss at positions whose input is the end-of-document token."""
     mmap_bin_files: bool = operational(True)
-    """Mapping .bin files into memory. Without it, pieces of them are read."""
+    """Mapping .bin files into memory. When off, pieces of them are read."""
     create_attention_mask_in_dataloader: bool = operational(True)
     """A mask made beside each sample. Without effect on or off: attention is causal by construction, and no mask is
     ever made or moved."""
@@ -166,7 +167,7 @@ class TokenizerConfig:
     padded_vocab_size: int | None = trajectory(None)
     """Rows of the embedding; default: the vocabulary rounded up as above."""
     pad_vocab_size: bool = trajectory(True)
-    """Padding of the vocabulary. Without it the tensor-parallel size must divide it."""
+    """Padding of the vocabulary. When off, the tensor-parallel size must divide it."""
 
     def files(self) -> dict[str, str]:
         """The files that the tokenizer is read from, by flag, as far as they are given."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from megatron.core.config.fields import flags_of
 from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.config.run import RunConfig, config_classes
@@ -49,6 +51,8 @@ def test_help_says_what_a_flag_does_as_it_is_typed():
         assert said in words
     flags = [flag for cls in config_classes().values() for flag in flags_of(cls)]
     assert [f.name for f in flags if f.help.startswith("Switches off: ") != (f.is_switch and f.default is True)] == []
+    # "Without it" would be the flag to one reader, and what it switches off to another.
+    assert [f.name for f in flags if f.negates and re.search(r"[Ww]ithout (it|them)\b", f.help)] == []
 
 
 def test_help_is_asked_for_by_two_spellings():
