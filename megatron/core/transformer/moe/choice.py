@@ -29,12 +29,23 @@ def choose_in_groups(
     return topk(score_TE.masked_fill(~allowed_TE, -math.inf), None, k)
 
 
-def forced_ids(first: int, tokens: int, k: int, num_experts: int, offset: int, device: torch.device) -> torch.Tensor:
+def runs_of_experts(num_experts: int, k: int, device: torch.device) -> torch.Tensor:
+    """``[E, k]``: in row e the ``k`` experts from e on, modulo their number, ascending."""
+    first_E1 = torch.arange(num_experts, device=device).unsqueeze(1)
+    return ((first_E1 + torch.arange(k, device=device)) % num_experts).sort(dim=1).values
+
+
+def forced_ids(runs_Ek: torch.Tensor, first: int, tokens: int, offset: int) -> torch.Tensor:
     """Ids ``[tokens, k]``, ascending, that go round all experts: token t of a micro-batch gets the k experts from
     ``offset + k t`` on, modulo their number. ``first`` is the number of the first token here. Every expert gets equally
-    many tokens where E divides k times their number, and never two more than another."""
-    start_T1 = torch.arange(first, first + tokens, device=device).unsqueeze(1) * k + offset
-    return ((start_T1 + torch.arange(k, device=device)) % num_experts).sort(dim=1).values
+    many tokens where E divides k times their number, and never two more than another.
+
+    ``runs_Ek`` is ``runs_of_experts``. Earlier calls' ids are not kept: a trace would show which calls found some.
+    """
+    num_experts, k = runs_Ek.shape
+    start = offset + k * first
+    start_T = torch.arange(start, start + k * tokens, k, device=runs_Ek.device)
+    return runs_Ek.index_select(0, start_T.remainder_(num_experts))
 
 
 def expert_capacity(tokens: int, k: int, num_experts: int, factor: float) -> int:

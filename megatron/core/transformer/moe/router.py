@@ -18,7 +18,14 @@ from megatron.core.tensor_parallel.linear import linear
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
 from megatron.core.transformer.dropout import noise_key
 from megatron.core.transformer.moe.balance import AuxiliaryLosses
-from megatron.core.transformer.moe.choice import Table, choose_in_groups, expert_capacity, forced_ids, within_capacity
+from megatron.core.transformer.moe.choice import (
+    Table,
+    choose_in_groups,
+    expert_capacity,
+    forced_ids,
+    runs_of_experts,
+    within_capacity,
+)
 
 _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -78,6 +85,8 @@ class TopKRouter(torch.nn.Module):
         self.losses = AuxiliaryLosses(config, context)
         self._dtype = _ROUTER_DTYPES.get(config.moe_router_dtype)
         self._topk, self._table = context.ops["router_topk"], context.ops["router_table"]
+        if config.moe_router_force_load_balancing:
+            self._runs_Ek = runs_of_experts(experts, config.moe_router_topk, device)
 
     def _jitter(self, x_SBH: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
         """Multiply by noise from [1 - eps, 1 + eps], drawn over the whole sequence's ``[S, B, H]``."""
@@ -114,8 +123,7 @@ class TopKRouter(torch.nn.Module):
         if config.moe_router_force_load_balancing:
             first, _, _ = self.context.sequence_range(tokens // batch)
             offset = noise_key(self.context, "forced", microbatch, self.layer, "router")[0]
-            k, experts = config.moe_router_topk, config.num_moe_experts
-            return forced_ids(first * batch, tokens, k, experts, offset % experts, score_TE.device)
+            return forced_ids(self._runs_Ek, first * batch, tokens, offset % config.num_moe_experts)
         bias_E = self.expert_bias_E if self.has_bias else None
         groups, group_topk = config.moe_router_num_groups, config.moe_router_group_topk
         if groups is None or group_topk is None or groups == group_topk:

@@ -7,7 +7,13 @@ import torch
 
 from megatron.core.ops.router_table.reference import router_table
 from megatron.core.ops.router_topk.reference import router_topk
-from megatron.core.transformer.moe.choice import choose_in_groups, expert_capacity, forced_ids, within_capacity
+from megatron.core.transformer.moe.choice import (
+    choose_in_groups,
+    expert_capacity,
+    forced_ids,
+    runs_of_experts,
+    within_capacity,
+)
 
 
 @pytest.mark.parametrize(("k", "groups", "best"), [(4, 4, 2), (2, 2, 1), (6, 3, 3), (3, 4, 3)])
@@ -25,16 +31,18 @@ def test_equal_scores_take_the_lowest_groups_and_experts() -> None:
     assert choose_in_groups(torch.zeros(3, 8), 4, 4, 2, router_topk, router_table).tolist() == [[0, 1, 2, 3]] * 3
 
 
-@pytest.mark.parametrize(("experts", "k"), [(8, 2), (4, 4), (6, 1), (5, 3)])
+@pytest.mark.parametrize(("experts", "k"), [(8, 2), (4, 4), (6, 1), (5, 3), (1, 1)])
 def test_forced_choices_are_balanced_and_a_function_of_the_token(experts: int, k: int) -> None:
-    tokens, device = 5 * experts, torch.device("cpu")
-    ids = forced_ids(0, tokens, k, experts, 3, device)
+    tokens, runs = 5 * experts, runs_of_experts(experts, k, torch.device("cpu"))
+    ids = forced_ids(runs, 0, tokens, 3)
+    assert ids.dtype == torch.int64
+    assert ids.tolist() == [sorted((3 + k * t + j) % experts for j in range(k)) for t in range(tokens)]
     assert torch.bincount(ids.flatten(), minlength=experts).tolist() == [5 * k] * experts
-    assert all(len(set(row)) == k and row == sorted(row) for row in ids.tolist())
-    halves = [forced_ids(first, tokens - tokens // 2 if first else tokens // 2, k, experts, 3, device)
-              for first in (0, tokens // 2)]  # fmt: skip
-    assert torch.equal(torch.cat(halves), ids)
-    assert not torch.equal(forced_ids(0, tokens, k, experts, 4, device), ids) or k == experts
+    assert all(len(set(row)) == k for row in ids.tolist())
+    half = tokens // 2
+    assert torch.equal(torch.cat([forced_ids(runs, 0, half, 3), forced_ids(runs, half, tokens - half, 3)]), ids)
+    assert forced_ids(runs, half, 0, 3).shape == (0, k)
+    assert not torch.equal(forced_ids(runs, 0, tokens, 4), ids) or k == experts
 
 
 def test_capacity_is_a_share_rounded_up() -> None:
