@@ -238,7 +238,15 @@ KNOB_OPS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_dropout"),
     "SSD": ("ssd_scan",),
     "conv": ("causal_conv1d",),
-    "MoE": ("moe_permute", "moe_unpermute", "router_table", "router_topk", "grouped_gemm", "grouped_grad"),
+    "MoE": (
+        "moe_permute",
+        "moe_unpermute",
+        "router_table",
+        "router_topk",
+        "router_weights",
+        "grouped_gemm",
+        "grouped_grad",
+    ),
     "cross entropy": ("cross_entropy_stats", "cross_entropy_grad"),
 }
 """Ops by knob; the rest is one knob more."""

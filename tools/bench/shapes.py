@@ -226,6 +226,16 @@ def router_table() -> list[Workload]:
     return out
 
 
+def router_weights() -> list[Workload]:
+    """The proxy's and Nano's routers."""
+    out = []
+    for experts in (32, 128, 512):
+        score = torch.rand(TOKENS, experts, device="cuda")
+        ids = score.topk(6, dim=1).indices.sort(dim=1).values
+        out.append(Workload(label=f"8192x{experts} k6", args=(score, ids, True, 2.5), grads=(0,)))
+    return out
+
+
 WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "ssd_scan": ssd_scan,
     "causal_conv1d": causal_conv1d,
@@ -236,6 +246,7 @@ WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "norm_blocks": norm_blocks,
     "router_topk": router_topk,
     "router_table": router_table,
+    "router_weights": router_weights,
     "activation": activation,
     **{op: partial(norms, op) for op in ("rms_norm", "gated_rms_norm")},
     **{op: partial(permutation, op) for op in ("moe_permute", "moe_unpermute")},

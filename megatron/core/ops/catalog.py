@@ -29,6 +29,7 @@ from megatron.core.ops import (
     rope,
     router_table,
     router_topk,
+    router_weights,
     sgd_step,
     ssd_scan,
 )
@@ -61,6 +62,7 @@ ALL_OPS: tuple[Op, ...] = (
     rope.OP,
     router_table.OP,
     router_topk.OP,
+    router_weights.OP,
     sgd_step.OP,
     ssd_scan.OP,
 )

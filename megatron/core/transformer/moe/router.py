@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
-from megatron.core.contracts.node import Node
 from megatron.core.contracts.param_spec import Initial
 from megatron.core.contracts.parameter import use_in_fp32
 from megatron.core.rng.counter import box_index, uniform
@@ -19,7 +17,6 @@ from megatron.core.tensor_parallel.parameter import create_parameter, replicated
 from megatron.core.transformer.dropout import noise_key
 from megatron.core.transformer.moe.balance import AuxiliaryLosses
 from megatron.core.transformer.moe.choice import (
-    Table,
     choose_in_groups,
     expert_capacity,
     forced_ids,
@@ -47,21 +44,6 @@ class Routing:
     kept_Tk: torch.Tensor | None = None
 
 
-class _TakeScores(Node):
-    """Scores of the chosen experts. Ids of one token differ, so the backward writes each place once."""
-
-    @staticmethod
-    def forward(ctx: Any, score_TE: torch.Tensor, ids_Tk: torch.Tensor, table: Table) -> torch.Tensor:
-        ctx.save_for_backward(ids_Tk)
-        ctx.num_experts, ctx.table = score_TE.shape[1], table
-        return score_TE.gather(1, ids_Tk)
-
-    @staticmethod
-    def backward(ctx: Any, grad_Tk: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (ids_Tk,) = ctx.saved_tensors
-        return ctx.table(ids_Tk, ctx.num_experts, grad_Tk), None, None
-
-
 class TopKRouter(torch.nn.Module):
     """Scores ``[T, E]`` from ``weight [E, H]``, the k best per token, and the weights they are combined with.
 
@@ -85,6 +67,7 @@ class TopKRouter(torch.nn.Module):
         self.losses = AuxiliaryLosses(config, context)
         self._dtype = _ROUTER_DTYPES.get(config.moe_router_dtype)
         self._topk, self._table = context.ops["router_topk"], context.ops["router_table"]
+        self._weigh = context.ops["router_weights"]
         if config.moe_router_force_load_balancing:
             self._runs_Ek = runs_of_experts(experts, config.moe_router_topk, device)
 
@@ -132,13 +115,12 @@ class TopKRouter(torch.nn.Module):
         return choose_in_groups(biased_TE, config.moe_router_topk, groups, group_topk, self._topk, self._table)
 
     def _weights(self, score_TE: torch.Tensor, ids_Tk: torch.Tensor) -> torch.Tensor:
-        weight_Tk = _TakeScores.apply(score_TE, ids_Tk, self._table)
-        if self.config.moe_router_score_function != "softmax":
-            if self.config.moe_router_topk > 1:
-                weight_Tk = weight_Tk / (weight_Tk.sum(dim=-1, keepdim=True) + 1e-20)
-        elif not self.config.moe_router_pre_softmax:
-            weight_Tk = torch.softmax(weight_Tk, dim=-1)
-        factor = self.config.moe_router_topk_scaling_factor
+        config = self.config
+        normalise = config.moe_router_score_function != "softmax" and config.moe_router_topk > 1
+        factor = config.moe_router_topk_scaling_factor
+        if config.moe_router_score_function != "softmax" or config.moe_router_pre_softmax:
+            return self._weigh(score_TE, ids_Tk, normalise, factor)
+        weight_Tk = torch.softmax(self._weigh(score_TE, ids_Tk, False, None), dim=-1)
         return weight_Tk if factor is None else weight_Tk * factor
 
     def _limited(self, routing: Routing) -> Routing:
