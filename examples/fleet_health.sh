@@ -34,6 +34,8 @@ fi
 [[ $devices =~ ^[1-9][0-9]*$ ]] || refuse "$devices devices to test: DEVICES is a number from 1 on"
 [[ $repeats =~ ^[1-9][0-9]*$ ]] || refuse "REPEATS=$repeats: a number from 1 on"
 command -v "${python%% *}" >/dev/null || refuse "PYTHON=$python: no such program"
+[[ $($python -m megatron.determinism.leg_log /dev/null 7 2>/dev/null </dev/null) == 7 ]] ||
+    refuse "PYTHON=$python: not Python 3.11 or later"
 folder=${DIR:-runs/fleet_health}/$host
 [[ ! -e $folder ]] || refuse "$folder is there already: name another DIR"
 mkdir -p "$folder" || refuse "$folder cannot be made: name another DIR"
@@ -95,6 +97,8 @@ for ((run = 1; run <= repeats; run++)); do
         wait "${running[$device]}" || code=$?
         if ((code)); then
             judge "device $device" "$name" "$code"
+        elif [[ ! -s $folder/$name/fingerprint.jsonl ]]; then
+            unready=${unready:-"the command ended well and trained nothing (leave --dry-run and --help out)"}
         elif [[ -n ${REFERENCE:-} ]]; then
             same "$REFERENCE" "$folder/$name" "device $device"
         elif [[ $name != device_0_run_1 && -e $folder/device_0_run_1/fingerprint.jsonl ]]; then

@@ -101,8 +101,16 @@ def test_what_a_run_that_failed_says_of_the_device(tmp_path: Path, code: str, sa
         assert done.stderr == f"fleet_health: the command could not start (exit code {code}):\n{says}\n"
 
 
+def test_a_command_that_trains_nothing_is_not_healthy(tmp_path: Path):
+    done = fleet_health(tmp_path / "fleet", "--dry-run", DEVICES="1")
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == ""
+    assert "trained nothing (leave --dry-run" in done.stderr
+
+
 @pytest.mark.parametrize(
-    "settings", [{"DEVICES": "0"}, {"DEVICES": "all"}, {"REPEATS": "0"}, {"PYTHON": "/no/such/python"}]
+    "settings",
+    [{"DEVICES": "0"}, {"DEVICES": "all"}, {"REPEATS": "0"}, *({"PYTHON": p} for p in ("/no/python", "true", "false"))],
 )
 def test_a_test_of_nothing_is_refused(tmp_path: Path, settings: dict[str, str]):
     done = fleet_health(tmp_path / "fleet", **settings)
