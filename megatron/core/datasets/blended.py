@@ -1,4 +1,4 @@
-"""Several data sets as one: which sample comes from which member."""
+"""Several data sets as one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from numpy.typing import NDArray
 
 from megatron.core.config.errors import ConfigError, Problem
+from megatron.core.datasets.blend_indices import BLEND_NAMES, draws_by_member
 from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.index_cache import CachedArrays
 
 # The member's number is stored in 16 bits.
 MAX_MEMBERS = 32766
-BLEND_NAMES = ("dataset_index", "dataset_sample_index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,43 +63,6 @@ def blend_size(size: int, weights: Sequence[float]) -> int:
     return sum(member_request(size, weight) for weight in weights)
 
 
-def build_blend_indices(weights: Sequence[float], size: int) -> dict[str, NDArray]:
-    """``dataset_index`` int16 and ``dataset_sample_index`` int64, both [size]; ``weights`` add up to 1.
-
-    Draw i goes to the member with the largest ``weight * max(i, 1) - drawn so far``, in float64, the first of equals.
-    """
-    shares = np.array(weights, np.float64)
-    drawn = np.zeros(len(shares), np.float64)
-    members = np.zeros(size, np.int16)
-    owed = np.empty_like(shares)
-    for i in range(size if len(shares) > 1 else 0):
-        np.multiply(shares, max(i, 1), out=owed)
-        np.subtract(owed, drawn, out=owed)
-        member = owed.argmax()
-        members[i] = member
-        drawn[member] += 1
-    return _with_counters(members, len(shares))
-
-
-def build_exhaustive_indices(sizes: Sequence[int]) -> dict[str, NDArray]:
-    """As ``build_blend_indices`` by size, drawing every sample of every member exactly once."""
-    counts = np.array(sizes, np.int64)
-    shares = counts / np.float64(counts.sum())
-    drawn = np.zeros(len(counts), np.float64)
-    members = np.zeros(int(counts.sum()), np.int16)
-    owed = np.empty_like(shares)
-    spent = drawn == counts
-    for i in range(len(members)):
-        np.multiply(shares, max(i, 1), out=owed)
-        np.subtract(owed, drawn, out=owed)
-        owed[spent] = -np.inf
-        member = owed.argmax()
-        members[i] = member
-        drawn[member] += 1
-        spent[member] = drawn[member] == counts[member]
-    return _with_counters(members, len(counts))
-
-
 class BlendedDataset:
     """Sample i is sample ``dataset_sample_index[i]`` of member ``dataset_index[i]``.
 
@@ -110,10 +72,9 @@ class BlendedDataset:
 
     def __init__(self, members: Sequence[GPTDataset], indices: CachedArrays) -> None:
         self.members = tuple(members)
-        self.dataset_index = indices.arrays["dataset_index"]
-        self.dataset_sample_index = indices.arrays["dataset_sample_index"]
+        self.dataset_index, self.dataset_sample_index = (indices.arrays[name] for name in BLEND_NAMES)
         self.index_digests: Mapping[str, str] = dict(indices.digests)
-        counts = np.bincount(self.dataset_index, minlength=len(members))
+        counts = draws_by_member(self.dataset_index, len(members))
         problems = [
             Problem(
                 f"a blend that draws {count} samples from {member.source.name}",
@@ -150,11 +111,3 @@ def _number(word: str) -> float | None:
         return float(word)
     except ValueError:
         return None
-
-
-def _with_counters(members: NDArray, num_members: int) -> dict[str, NDArray]:
-    counters = np.zeros(len(members), np.int64)
-    for member in range(num_members):
-        mine = members == member
-        counters[mine] = np.arange(np.count_nonzero(mine))
-    return {"dataset_index": members, "dataset_sample_index": counters}

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 EXTRA_TOKENS = 1
 # A last epoch of which less than this share is needed is shuffled apart from the others.
 _SEPARATE_BELOW = 0.80
+# Rows of the sample index that are made at once: what they are made from takes several times their memory.
+_ROW_BLOCK = 1 << 22
 
 INDEX_NAMES = ("document_index", "sample_index", "shuffle_index")
 
@@ -109,10 +111,12 @@ def build_sample_index(
     ends = np.cumsum(lengths)
     largest = max(len(document_index), int(sequence_lengths.max(initial=0)))
     rows = np.zeros((samples + 1, 2), np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
-    starts = np.arange(1, samples + 1, dtype=np.int64) * s
-    positions = np.searchsorted(ends, starts, side="right")
-    rows[1:, 0] = positions
-    rows[1:, 1] = starts - (ends[positions] - lengths[positions])
+    for first in range(1, samples + 1, _ROW_BLOCK):
+        block = rows[first : first + _ROW_BLOCK]
+        starts = np.arange(first, first + len(block), dtype=np.int64) * s
+        positions = np.searchsorted(ends, starts, side="right")
+        block[:, 0] = positions
+        block[:, 1] = starts - (ends[positions] - lengths[positions])
     return rows
 
 

@@ -14,12 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
-from megatron.core.datasets.blended import (
-    BLEND_NAMES,
-    BlendedDataset,
-    build_blend_indices,
-    build_exhaustive_indices,
-)
+from megatron.core.datasets.blend_indices import BLEND_NAMES, build_blend_indices, build_exhaustive_indices
+from megatron.core.datasets.blended import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset, SampleRules
 from megatron.core.datasets.gpt_indices import INDEX_NAMES, build_indices
 from megatron.core.datasets.index_cache import CachedArrays, CacheEntry, cache_key, digested

@@ -1,4 +1,4 @@
-"""Blends: published vectors, exact draws, sizes, spelling, and draws beyond a member."""
+"""Blends: sizes, spelling, samples, and draws beyond a member."""
 
 from __future__ import annotations
 
@@ -6,52 +6,12 @@ import numpy as np
 import pytest
 
 from megatron.core.config.errors import ConfigError
-from megatron.core.datasets.blended import (
-    BlendedDataset,
-    blend_size,
-    build_blend_indices,
-    build_exhaustive_indices,
-    member_request,
-    parse_blend,
-)
+from megatron.core.datasets.blend_indices import build_blend_indices
+from megatron.core.datasets.blended import BlendedDataset, blend_size, member_request, parse_blend
 from megatron.core.datasets.gpt_dataset import GPTDataset, SampleRules
 from megatron.core.datasets.gpt_indices import build_indices, plan_samples
 from megatron.core.datasets.index_cache import digested
 from megatron.core.datasets.mock import MockDocuments
-
-# Equal to the output of Megatron-Core 0.16.1.
-VECTORS = [
-    ((0.3, 0.7), [1, 0, 1, 1, 0, 1, 1, 0, 1, 1], [0, 0, 1, 2, 1, 3, 4, 2, 5, 6]),
-    ((0.5, 0.3, 0.2), [0, 1, 2, 0, 1, 0, 2, 0, 1, 0], [0, 0, 0, 1, 1, 2, 1, 3, 2, 4]),
-]
-
-
-@pytest.mark.parametrize(("weights", "members", "local"), VECTORS)
-def test_published_vectors(weights, members, local):
-    indices = build_blend_indices(weights, 10)
-    assert indices["dataset_index"].tolist() == members
-    assert indices["dataset_sample_index"].tolist() == local
-    assert [a.dtype for a in indices.values()] == [np.int16, np.int64]
-
-
-def test_a_blend_of_one_is_that_one():
-    indices = build_blend_indices((1.0,), 4)
-    assert indices["dataset_index"].tolist() == [0] * 4
-    assert indices["dataset_sample_index"].tolist() == [0, 1, 2, 3]
-
-
-def test_exhaustive_draws_every_sample_once():
-    sizes = [7, 1, 13]
-    indices = build_exhaustive_indices(sizes)
-    pairs = sorted(zip(indices["dataset_index"].tolist(), indices["dataset_sample_index"].tolist(), strict=True))
-    assert pairs == [(m, i) for m, size in enumerate(sizes) for i in range(size)]
-
-
-def test_greedy_stays_within_one_of_the_share():
-    weights = np.array([0.11, 0.23, 0.5, 0.16])
-    members = build_blend_indices(weights, 1000)["dataset_index"]
-    counts = np.cumsum(members[:, None] == np.arange(4), axis=0)
-    assert np.abs(counts - np.arange(1, 1001)[:, None] * weights).max() <= 1.5
 
 
 def test_requests_are_rounded_up_twice():

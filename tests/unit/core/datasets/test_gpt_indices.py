@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from megatron.core.datasets import gpt_indices
 from megatron.core.datasets.gpt_indices import build_indices, build_sample_index, plan_samples
 
 LENGTHS = np.array([5, 3, 7, 4], np.int32)
@@ -41,7 +42,9 @@ def _walk(documents, lengths, sequence_length, num_samples):
     return [(0, 0)] + [line[k * sequence_length] for k in range(1, num_samples + 1)]
 
 
-def test_sample_index_equals_the_walk():
+@pytest.mark.parametrize("rows_at_once", [None, 3])
+def test_sample_index_equals_the_walk(rows_at_once: int | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpt_indices, "_ROW_BLOCK", rows_at_once or gpt_indices._ROW_BLOCK)
     generator = np.random.default_rng(0)
     tried = 0
     for _ in range(300):
