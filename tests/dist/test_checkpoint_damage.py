@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core.dist_checkpointing import writer
 from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.folder import MARKER_FILE, complete_iterations, iteration_folder
+from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.determinism.checkpoint import verify_checkpoint
 from megatron.determinism.report import Exit
 from tests.support.legs import Ended, leg, run_legs, with_data
@@ -112,3 +113,24 @@ def test_a_copy_that_arrives_otherwise_on_one_rank_is_named(tmp_path: Path, layo
         assert rank.code == 3
         assert "not the values that were saved, after loading: " in rank.error
         assert key in rank.error
+
+
+def derive_otherwise(rank: int) -> None:
+    """In every rank's process: one bit of one working weight is not the master's, on that rank or (-1) on all."""
+    complete = Optimizer.complete_state
+
+    def completing(self: Optimizer) -> None:
+        complete(self)
+        if rank in (-1, dist.get_rank()):
+            self.buffers[0].weights.view(torch.int16)[7] ^= 1
+
+    Optimizer.complete_state = completing
+
+
+@pytest.mark.parametrize(("rank", "named"), [(1, "rank 1: "), (-1, "ranks 0, 1: ")])
+def test_working_weights_that_are_not_the_masters_are_named(tmp_path: Path, rank: int, named: str) -> None:
+    words = "--eval-iters 0 --bf16 --exit-interval 2 --save-interval 2"
+    assert [ended.code for ended in run_legs(2, f"{words} --save {tmp_path}")] == [0, 0]
+    for ended in run_legs(2, f"{words} --load {tmp_path}", functools.partial(derive_otherwise, rank)):
+        assert ended.code == 3
+        assert f"working weights are not the loaded masters, rounded: {named}" in ended.error
