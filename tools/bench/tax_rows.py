@@ -77,11 +77,12 @@ WORDS = {
 }
 
 
-def launch_of(row: Row, iterations: int, *, tiny: bool) -> list[str]:
-    """The command of a row; one process needs no launcher around it."""
-    many = f" -m torch.distributed.run --standalone --nproc-per-node {row.gpus}" if row.gpus > 1 else ""
+def launch_of(row: Row, iterations: int, *, tiny: bool, wrapper: Sequence[str] = ()) -> list[str]:
+    """The command of a row; one process needs no launcher around it. ``wrapper``: words before the script."""
+    many = f"-m torch.distributed.run --standalone --nproc-per-node {row.gpus}" if row.gpus > 1 else ""
+    launcher = " ".join([sys.executable, *many.split(), *wrapper])
     words = [*row.flags.split(), *(TINY.split() if tiny else ()), "--exit-interval", str(iterations)]
-    return ["env", f"GPUS={row.gpus}", f"LAUNCHER={sys.executable}{many}", "bash", EXAMPLE, *words]
+    return ["env", f"GPUS={row.gpus}", f"LAUNCHER={launcher}", "bash", EXAMPLE, *words]
 
 
 def pairs_at_once(gpus: int, row: Row, pairs: int) -> tuple[int, int]:
