@@ -241,6 +241,7 @@ KNOB_OPS: Mapping[str, tuple[str, ...]] = {
     "MoE": (
         "moe_permute",
         "moe_unpermute",
+        "router_balance",
         "router_table",
         "router_topk",
         "router_weights",

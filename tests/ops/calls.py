@@ -74,7 +74,9 @@ def call(fn: Callable[..., object], case: Case, cotangent: list[torch.Tensor] | 
     results = () if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
     grads = {}
     if case.grads:
-        found = torch.autograd.grad(results, [values[at] for at in case.grads], cotangent or cotangents(case, results))
+        given = zip(results, cotangent or cotangents(case, results), strict=True)
+        wide, upstream = zip(*[pair for pair in given if pair[0].is_floating_point()], strict=True)
+        found = torch.autograd.grad(wide, [values[at] for at in case.grads], upstream)
         grads = dict(zip(case.grads, found, strict=True))
     written = tuple(values[at] for at in case.writes)
     return Outcome(tuple(r.detach() for r in results) + written, grads)

@@ -105,8 +105,8 @@ def runs(variant: Variant, work: Workload) -> tuple[Callable[[], tuple], Callabl
     cotangent = torch.randn_like(forward()[0])
 
     def both() -> tuple:
-        (out,) = forward()
-        return (out, *torch.autograd.grad(out, list(leaves.values()), cotangent))
+        out, *rest = forward()
+        return (out, *rest, *torch.autograd.grad(out, list(leaves.values()), cotangent))
 
     return forward, both
 

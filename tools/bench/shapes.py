@@ -236,6 +236,16 @@ def router_weights() -> list[Workload]:
     return out
 
 
+def router_balance() -> list[Workload]:
+    """The proxy's and Nano's routers, one sequence."""
+    return [
+        Workload(
+            label=f"8192x{experts} k6", args=(torch.rand(TOKENS, experts, device="cuda"), 6, (1,), False), grads=(0,)
+        )
+        for experts in (32, 128, 512)
+    ]
+
+
 WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "ssd_scan": ssd_scan,
     "causal_conv1d": causal_conv1d,
@@ -247,6 +257,7 @@ WORKLOADS: Mapping[str, Callable[[], list[Workload]]] = {
     "router_topk": router_topk,
     "router_table": router_table,
     "router_weights": router_weights,
+    "router_balance": router_balance,
     "activation": activation,
     **{op: partial(norms, op) for op in ("rms_norm", "gated_rms_norm")},
     **{op: partial(permutation, op) for op in ("moe_permute", "moe_unpermute")},

@@ -93,7 +93,7 @@ KNOWN_PATHS = (
         versions="2.x, 2.20 included",
         path="fused auxiliary loss of the router (--moe-router-fusion)",
         why="the forward adds its loss by floating-point atomics, and the loss has gradients",
-        instead="the project's router, in torch and router_topk; the flag switches nothing",
+        instead="the project's router and its op router_balance; the flag switches nothing",
         evidence=_UPSTREAM,
     ),
     KnownPath(

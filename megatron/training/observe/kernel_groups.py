@@ -20,7 +20,7 @@ OP_GROUPS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_dropout"),
     "ssd": ("ssd_scan",),
     "conv1d": ("causal_conv1d",),
-    "moe": ("moe_permute", "moe_unpermute", "router_table", "router_topk", "router_weights"),
+    "moe": ("moe_permute", "moe_unpermute", "router_balance", "router_table", "router_topk", "router_weights"),
     "cross entropy": ("cross_entropy_stats", "cross_entropy_grad"),
     "norm": ("rms_norm", "layer_norm", "gated_rms_norm"),
     "optimizer": ("adam_pieces", "sgd_step", "norm_blocks", "digest_pieces"),

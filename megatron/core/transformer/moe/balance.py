@@ -46,20 +46,20 @@ class _GlobalCounts:
 
     def __init__(self, context: ModelContext) -> None:
         self._group = context.groups.tp_dp
-        self._seen_E: dict[tuple[int, int], torch.Tensor] = {}
+        self._seen_1E: dict[tuple[int, int], torch.Tensor] = {}
 
-    def up_to(self, count_E: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
-        """Counts of this micro-batch and the earlier ones of its step; ``count_E`` is this rank's."""
+    def up_to(self, count_1E: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+        """Counts of this micro-batch and the earlier ones of its step; ``count_1E`` is this rank's."""
         place = (microbatch.index, microbatch.application)
         if microbatch.recomputing:
-            return self._seen_E[place]
+            return self._seen_1E[place]
         if place == (0, 0):
-            self._seen_E.clear()
-        whole_E = sum_integers(self._group, count_E)
+            self._seen_1E.clear()
+        whole_1E = sum_integers(self._group, count_1E)
         if microbatch.index:
-            whole_E = whole_E + self._seen_E[microbatch.index - 1, microbatch.application]
-        self._seen_E[place] = whole_E
-        return whole_E
+            whole_1E = whole_1E + self._seen_1E[microbatch.index - 1, microbatch.application]
+        self._seen_1E[place] = whole_1E
+        return whole_1E
 
 
 class AuxiliaryLosses:
@@ -70,47 +70,46 @@ class AuxiliaryLosses:
         self.topk, self.num_experts = config.moe_router_topk, config.num_moe_experts
         self.softmax = config.moe_router_score_function == "softmax"
         self.context = context
-        self._topk, self._table = context.ops["router_topk"], context.ops["router_table"]
+        self._balance = context.ops["router_balance"]
         self._global = _GlobalCounts(context)
-
-    def _normalised(self, logits_TE: torch.Tensor, score_TE: torch.Tensor) -> torch.Tensor:
-        if self.softmax:
-            return torch.softmax(logits_TE, dim=-1)
-        return score_TE / (score_TE.sum(dim=-1, keepdim=True) + 1e-20)
 
     def _tokens(self, local: int) -> int:
         """Tokens of the whole micro-batch, of which this rank holds ``local``."""
         return local * (self.context.groups.tp.size if self.context.cuts_sequence else 1)
 
-    def _local_loss(self, p_TE: torch.Tensor, chosen_TE: torch.Tensor, sequences: int) -> torch.Tensor:
-        """This rank's part of the mean over ``sequences`` sets of tokens, tokens in (s, b) order."""
-        length = p_TE.shape[0] // sequences
-        count_BE = chosen_TE.view(length, sequences, -1).sum(dim=0)
+    def _local_loss(self, p_BE: torch.Tensor, count_BE: torch.Tensor, length: int) -> torch.Tensor:
+        """This rank's part of the mean over sets of ``length`` tokens each."""
         if self.context.cuts_sequence:
             count_BE = sum_integers(self.context.groups.tp, count_BE)
-        p_BE = p_TE.view(length, sequences, -1).sum(dim=0)
-        factor = self.num_experts / (self.topk * float(self._tokens(length)) ** 2 * sequences)
+        factor = self.num_experts / (self.topk * float(self._tokens(length)) ** 2 * p_BE.shape[0])
         return (p_BE * count_BE).sum() * factor
 
-    def _global_loss(self, p_TE: torch.Tensor, chosen_TE: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
-        tokens = self._tokens(p_TE.shape[0])
-        count_E = self._global.up_to(chosen_TE.sum(dim=0), microbatch)
-        seen = float(p_TE.shape[0] * self.context.groups.tp_dp.size * (microbatch.index + 1))
-        return (p_TE.sum(dim=0) * count_E).sum() * (self.num_experts / (self.topk * tokens * seen))
+    def _global_loss(
+        self, p_BE: torch.Tensor, count_BE: torch.Tensor, local: int, microbatch: Microbatch
+    ) -> torch.Tensor:
+        seen = float(local * self.context.groups.tp_dp.size * (microbatch.index + 1))
+        factor = self.num_experts / (self.topk * self._tokens(local) * seen)
+        return (p_BE * self._global.up_to(count_BE, microbatch)).sum() * factor
+
+    def _sums(
+        self, logits_TE: torch.Tensor, score_TE: torch.Tensor, batch: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """P and counts of each balancing loss, ``[B, E]`` with a row for each set of tokens it looks at."""
+        sets = tuple(batch if kind == "seq_aux_loss" else 1 for kind, _ in self.balancing)
+        p_BE, count_BE = self._balance(logits_TE if self.softmax else score_TE, self.topk, sets, self.softmax)
+        return [(p_BE, count_BE)] if len(sets) == 1 else list(zip(p_BE.split(sets), count_BE.split(sets), strict=True))
 
     def _losses(
         self, logits_TE: torch.Tensor, score_TE: torch.Tensor, batch: int, microbatch: Microbatch
     ) -> list[tuple[str, float, torch.Tensor]]:
         """(name, coefficient, this rank's part before its coefficient); the parts add up over the ranks."""
-        losses = []
-        if self.balancing:
-            p_TE = self._normalised(logits_TE, score_TE)
-            chosen_TE = self._table(self._topk(p_TE.detach(), None, self.topk), self.num_experts)
-        for kind, coefficient in self.balancing:
+        losses, local = [], score_TE.shape[0]
+        sums = self._sums(logits_TE, score_TE, batch) if self.balancing else []
+        for (kind, coefficient), (p_BE, count_BE) in zip(self.balancing, sums, strict=True):
             if kind == "global_aux_loss":
-                loss = self._global_loss(p_TE, chosen_TE, microbatch)
+                loss = self._global_loss(p_BE, count_BE, local, microbatch)
             else:
-                loss = self._local_loss(p_TE, chosen_TE, batch if kind == "seq_aux_loss" else 1)
+                loss = self._local_loss(p_BE, count_BE, local // p_BE.shape[0])
             losses.append((AUXILIARY_NAMES[kind], coefficient, loss))
         if self.z_coefficient:
             z_T = torch.logsumexp(logits_TE, dim=-1)
