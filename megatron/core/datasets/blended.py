@@ -30,7 +30,7 @@ def parse_blend(words: Sequence[str], flag: str) -> Blend:
 
     Raises:
         ConfigError: some of the words in the weights' places are numbers and some are not; a number is without its
-            prefix; a weight is not above 0; or there are too many members.
+            prefix; a weight is not above 0; a prefix is empty; or there are too many members.
     """
     weights = [_number(word) for word in words[::2]] if len(words) % 2 == 0 else []
     given = f"{flag} {' '.join(words[:8])}{' ...' if len(words) > 8 else ''}"
@@ -47,6 +47,8 @@ def parse_blend(words: Sequence[str], flag: str) -> Blend:
         blend = Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=tuple(w for w in weights if w))
         if not all(w is not None and 0 < w < math.inf for w in weights):
             raise ConfigError([Problem(given, "weights above 0", flag)])
+    if not all(blend.prefixes):
+        raise ConfigError([Problem(f"an empty word behind {flag}", "the prefix of a data set", flag)])
     if len(blend.prefixes) > MAX_MEMBERS:
         raise ConfigError([Problem(f"{len(blend.prefixes)} data sets", f"at most {MAX_MEMBERS}", flag)])
     return blend

@@ -41,7 +41,7 @@ def missing_files(prefix: str) -> str | None:
     missing = [str(p) for p in (idx_path(prefix), bin_path(prefix)) if not p.is_file()]
     if not missing:
         return None
-    near = next((p for p in _other_spellings(prefix) if idx_path(p).is_file()), None)
+    near = next((p for p in _other_spellings(prefix) if p != prefix and idx_path(p).is_file()), None)
     hint = f"; there is a data set {near}" if near else ""
     return f"{' and '.join(missing)}: no such file; the data set {prefix} needs both{hint}"
 

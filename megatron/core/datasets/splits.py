@@ -26,7 +26,7 @@ def normalize(weights: Sequence[float]) -> list[float]:
 def split_problems(split: str) -> list[Problem]:
     """What is wrong with the text of ``--split``; empty where it can be used."""
     given, change = f"--split {split!r}", "--split, for instance 969,30,1"
-    picked = re.findall(r"[.0-9]+", split)
+    picked = re.findall(r"-?[.0-9]+", split)
     try:
         shares = [float(text) for text in picked]
     except ValueError:

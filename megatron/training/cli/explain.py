@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Sequence
 
@@ -49,7 +50,10 @@ def missing_value(spelling: str, shape: str) -> Problem:
 def surplus_values(spelling: str, values: Sequence[str], takes: str) -> Problem:
     """Values stand behind a flag that takes none, or no more."""
     given = f"{_quoted(values)} after {spelling}"
-    return Problem(given, f"{takes} for {spelling}", f"remove {_it(values)}, or quote a value with spaces")
+    change = f"remove {_it(values)}, or quote a value with spaces"
+    if re.match("-[a-zA-Z]", values[0]):
+        change = f"-{values[0]} if that flag is meant; flags begin with two dashes"
+    return Problem(given, f"{takes} for {spelling}", change)
 
 
 def stray_values(values: Sequence[str]) -> Problem:

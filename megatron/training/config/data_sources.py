@@ -58,7 +58,11 @@ def data_sources(config: DataConfig) -> DataSources:
         flag = "--data-path" if config.data_path else "--data-args-path"
         split = config.split or DEFAULT_SPLIT
         matrix = split_matrix(parse_split(split))
-        blend = parse_blend(config.data_path or _read_argument(config.data_args_path, flag).split(), flag)
+        named = config.data_path or tuple(_read_argument(config.data_args_path, flag).split())
+        if not named:
+            needed = "prefixes of data sets, each behind its weight or all without"
+            raise ConfigError([Problem(f"{flag} {config.data_args_path}, which is empty", needed, flag)])
+        blend = parse_blend(named, flag)
         return DataSources(
             blends=(blend,) * 3, bookends=tuple(matrix), split=split, matrix=matrix, flags=("--split",) * 3
         )
@@ -105,7 +109,11 @@ def _read_argument(path: str | None, flag: str) -> str:
     assert path is not None
     if not Path(path).is_file():
         raise ConfigError([Problem(f"{flag} {path}", "a file that exists", flag)])
-    return Path(path).read_text("utf-8")
+    try:
+        return Path(path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        given = f"{flag} {path}, which is not text (byte {error.start}: {error.reason})"
+        raise ConfigError([Problem(given, "a text file in UTF-8", flag)]) from error
 
 
 def _read_per_split(path: str) -> tuple[Sequence[str] | None, ...]:

@@ -40,7 +40,9 @@ def _pattern_problems(model: TransformerConfig, pattern: HybridPattern) -> Itera
             "--position-embedding-type",
         )
     if pattern.count(MOE) and model.num_moe_experts is None:
-        yield Problem(f"{pattern.count(MOE)} E layers in {FLAG} without --num-experts", "experts", "add --num-experts")
+        count = pattern.count(MOE)
+        given = f"{count} E layer{'s' * (count != 1)} in {FLAG} without --num-experts (or with 0)"
+        yield Problem(given, "experts", "--num-experts to 1 or more")
     if model.num_moe_experts is None and model.moe_ffn_hidden_size is not None:
         yield Problem(
             f"--moe-ffn-hidden-size {model.moe_ffn_hidden_size} without experts", "--num-experts", "add --num-experts"
@@ -191,10 +193,12 @@ def _routing_problems(model: TransformerConfig) -> Iterator[Problem]:
     experts, k = model.num_moe_experts, model.moe_router_topk
     groups, best = model.moe_router_num_groups, model.moe_router_group_topk
     if (groups is None) != (best is None):
+        flags = [("--moe-router-num-groups", groups), ("--moe-router-group-topk", best)]
+        (there, value), (lacking, _) = flags if best is None else reversed(flags)
         yield Problem(
-            f"--moe-router-num-groups {groups} with --moe-router-group-topk {best}",
+            f"{there} {value} without {lacking}",
             "the number of groups and how many of them a token may use",
-            "give both, or neither",
+            f"add {lacking}, or leave out {there}",
         )
     elif groups is not None and best is not None and experts is not None:
         given = f"--moe-router-num-groups {groups} and --moe-router-group-topk {best}"

@@ -43,6 +43,7 @@ def profile_problems(config: ProfileConfig, run_dir: str | None, world_size: int
         given = f"--profile-step-start {first} --profile-step-end {end}"
         problems.append(Problem(given, "1 <= start < end", "--profile-step-start, --profile-step-end"))
     if not all(0 <= rank < world_size for rank in config.profile_ranks):
-        given = f"--profile-ranks {' '.join(map(str, config.profile_ranks))} with {world_size} processes"
+        ranks, plural = " ".join(map(str, config.profile_ranks)), "es" * (world_size != 1)
+        given = f"--profile-ranks {ranks} with {world_size} process{plural}"
         problems.append(Problem(given, f"ranks from 0 to {world_size - 1}", "--profile-ranks"))
     return problems

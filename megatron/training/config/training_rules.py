@@ -39,9 +39,9 @@ def _replay_problems(config: RunConfig) -> Iterator[Problem]:
 def _length_problems(given: RunConfig, config: RunConfig) -> Iterator[Problem]:
     iterations, samples = given.training.train_iters, given.training.train_samples
     if (iterations is None) == (samples is None):
-        both = "--train-iters and --train-samples"
+        twice = f"--train-iters {iterations} and --train-samples {samples}"
         yield Problem(
-            both if iterations is not None else f"neither {both.replace('and', 'nor')}",
+            twice if iterations is not None else "neither --train-iters nor --train-samples",
             "the length of training, once",
             "leave out one of them" if iterations is not None else "add --train-iters or --train-samples",
         )
@@ -65,7 +65,8 @@ def _batch_problems(given: RunConfig) -> Iterator[Problem]:
         yield Problem(" and ".join(flags), "one of the two", f"leave out {flags[1]}")
     for flag in flags:
         if training.train_samples is None and training.train_iters is not None:
-            yield Problem(f"{flag} in a run counted by --train-iters", "--train-samples", "--train-samples")
+            counted = f"{flag} in a run counted by --train-iters {training.train_iters}"
+            yield Problem(counted, "a length in samples", "--train-iters to --train-samples")
     if training.step_batch_size_schedule is not None and training.global_batch_size is not None:
         both = f"--step-batch-size-schedule and --global-batch-size {training.global_batch_size}"
         yield Problem(both, "one of the two", "leave out --global-batch-size")
@@ -78,7 +79,7 @@ def _evaluation_problems(given: RunConfig) -> Iterator[Problem]:
     if training.eval_interval is None:
         for flag, used in {
             "--skip-train": training.skip_train,
-            "--start-eval-at-iter": training.start_eval_at_iter is not None,
+            f"--start-eval-at-iter {training.start_eval_at_iter}": training.start_eval_at_iter is not None,
             "--full-validation": training.full_validation,
         }.items():
             if used:
@@ -139,7 +140,7 @@ def _schedule_problems(given: RunConfig, config: RunConfig) -> Iterator[Problem]
     warmups = given.scheduler.lr_warmup_iters or given.scheduler.lr_warmup_samples
     if given.scheduler.lr_warmup_fraction is not None and warmups:
         yield Problem(
-            "--lr-warmup-fraction and a warm-up in iterations or samples",
+            f"--lr-warmup-fraction {scheduler.lr_warmup_fraction} and a warm-up of {warmups} iterations or samples",
             "the length of the warm-up, once",
             "leave out one of them",
         )

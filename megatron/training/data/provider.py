@@ -192,9 +192,9 @@ def _plan(
             continue
         absent[name] = plan
         if sizes[i] and ((name == "train" and trains) or (name == "valid" and not plan.chosen)):
-            problems.append(
-                Problem(f"no {name} data ({plan.reason})", f"data for {sizes[i]} samples", sources.flags[i])
-            )
+            cut = config.given_sources() if sources.matrix is not None else []
+            change = " or ".join(dict.fromkeys([sources.flags[i], *cut]))
+            problems.append(Problem(f"no {name} data ({plan.reason})", f"data for {sizes[i]} samples", change))
     if problems:
         raise ConfigError(problems)
     return _Plans(sources=sources, present=present, absent=absent)

@@ -74,7 +74,8 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from error
     folders = folder_problems(parsed.config, launch.rank)
-    source = None if folders else find_source(parsed.config.checkpoint)
+    asked = parsed.config.checkpoint
+    source = None if folders or (asked.ckpt_step or 0) < 0 else find_source(asked)
     world_size = parsed.config.distributed.dry_run_world_size or launch.world_size
     given = with_stored_layout(parsed.config, source, world_size)
     problems += without_repeats(config_problems(given, world_size), parsed.doubtful)

@@ -37,6 +37,9 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
     """Join the other ranks; nothing to do for a world of one. Returns the backend in use.
 
     Where torchrun has not done it, the meeting place is put into the environment, which is where torch looks for it.
+
+    Raises:
+        ConfigError: the ranks do not meet there.
     """
     name = backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
@@ -44,13 +47,23 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
     if launch.world_size > 1:
         if launch.source != "torchrun":
             export({"MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port)})
-        dist.init_process_group(
-            name,
-            rank=launch.rank,
-            world_size=launch.world_size,
-            timeout=datetime.timedelta(minutes=timeout_minutes),
-            device_id=device if name == "nccl" else None,
-        )
+        try:
+            dist.init_process_group(
+                name,
+                rank=launch.rank,
+                world_size=launch.world_size,
+                timeout=datetime.timedelta(minutes=timeout_minutes),
+                device_id=device if name == "nccl" else None,
+            )
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            place = f"MASTER_ADDR={launch.master_addr} with MASTER_PORT={launch.master_port}"
+            reason = str(error).splitlines()[0]
+            problem = Problem(
+                f"{place} for rank {launch.rank} of {launch.world_size} ({reason})",
+                f"a place where all {launch.world_size} ranks meet within {timeout_minutes} minutes",
+                "MASTER_ADDR or MASTER_PORT, which the launcher sets, or start every rank",
+            )
+            raise ConfigError([problem]) from error
     return name
 
 

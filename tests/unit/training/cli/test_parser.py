@@ -99,6 +99,7 @@ def test_last_of_repeated_flags_counts():
         (["one", "two"], "given 'one' 'two'; needed: a flag (--name) before every value; change: name the flag, or"),
         (["--bf16", "true"], "given 'true' after --bf16; needed: no value for --bf16"),
         (["--bf16=true"], "given 'true' after --bf16"),
+        (["--bf16", "-lr", "1"], "change: --lr if that flag is meant; flags begin with two dashes"),
         (["64", "--bf16"], "given '64'; needed: a flag (--name) before every value"),
     ],
 )

@@ -49,9 +49,27 @@ def test_missing_files_are_named_with_their_flag(whole: str, tmp_path: Path):
         with pytest.raises(DamagedInputError) as caught:
             require_data_files(config)
         assert str(caught.value) == (
-            f"{whole}.bin: no such file; the data set {whole} needs both; there is a data set {whole}; "
+            f"{whole}.bin: no such file; the data set {whole} needs both; "
             f"change {' or '.join(config.given_sources())}, or make the data set again"
         )
+
+
+@pytest.mark.parametrize("flag", ["data_args_path", "per_split_data_args_path"])
+def test_a_file_of_arguments_that_is_no_text_or_empty_is_refused(tmp_path: Path, flag: str):
+    path, named = tmp_path / "words", f"--{flag.replace('_', '-')} {tmp_path}/words, which is"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=rf"given {named} not text \(byte 0: invalid start byte\)"):
+        data_sources(DataConfig(**{flag: str(path)}))
+    path.write_text(" \n")
+    with pytest.raises(ConfigError, match=rf"given {named} (empty|not JSON)"):
+        data_sources(DataConfig(**{flag: str(path)}))
+
+
+def test_an_empty_prefix_is_refused():
+    (problem,) = DataConfig(data_path=("0.5", "a", "0.5", " ")).problems()
+    assert (
+        str(problem) == "given an empty word behind --data-path; needed: the prefix of a data set; change: --data-path"
+    )
 
 
 def test_all_that_is_missing_is_named(whole: str, tmp_path: Path):

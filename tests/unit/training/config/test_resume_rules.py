@@ -294,6 +294,12 @@ def test_a_marker_that_is_none_names_the_flags(tmp_path: Path) -> None:
         _start("--load", str(tmp_path))
 
 
+def test_a_step_below_0_is_a_wrong_flag_and_no_missing_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    with pytest.raises(ConfigError, match="given --ckpt-step -3; needed: at least 0"):
+        _start("--load", str(tmp_path), "--ckpt-step", "-3")
+
+
 def saving(root: Path, *flags: str) -> list[str]:
     """What keeps a run of one rank from saving into ``root``."""
     try:

@@ -175,7 +175,11 @@ def test_refused_at_the_first_meeting(data: SelfData, tmp_path: Path):
             ConfigError,
             "--data-cache-path",
         ),
-        (DataConfig(data_path=(data.prefix,), split="0,1,1"), ConfigError, "no train data .*left out by --split"),
+        (
+            DataConfig(data_path=(data.prefix,), split="0,1,1"),
+            ConfigError,
+            "no train data .*left out by --split.*change: --split or --data-path$",
+        ),
         (DataConfig(data_path=(data.prefix,), split="1000,1,1"), ConfigError, "no valid data .*hold no tokens"),
         (DataConfig(data_path=("1", data.prefix, "x", "y")), ConfigError, "'x' is none"),
         (DataConfig(data_args_path=str(tmp_path / "none")), ConfigError, "--data-args-path"),
