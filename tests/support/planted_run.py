@@ -35,8 +35,8 @@ class Armed:
         return self._run.step.run(reader, iteration, consumed_samples, **more)
 
 
-def main(name: str, flags: list[str]) -> None:
-    """Train."""
+def train(name: str, flags: list[str]) -> None:
+    """Train; nothing of the run is left when it returns."""
     config = checked_config(flags)
     launch, fault, armed = find_launch(read_environment()), FAULTS[name], SimpleNamespace(now=False)
     strike = _Strike(Path(config.fingerprint.fingerprint_dir).parent.name.endswith("_b"), armed)
@@ -45,8 +45,8 @@ def main(name: str, flags: list[str]) -> None:
     run = dataclasses.replace(run, step=Armed(run, fault, strike, armed))
     with (fault.around or nothing)(strike, launch.rank):
         run_training(run, time.monotonic())
-    stop_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    train(sys.argv[1], sys.argv[2:])
+    stop_process_group()

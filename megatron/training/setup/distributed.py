@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,13 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
 
 
 def stop_process_group() -> None:
-    """Leave; safe to call when nothing was started."""
+    """Leave, and end the groups' threads; safe to call when nothing was started. The caller must hold no run any more.
+
+    The threads of a group end with its last reference, and torch drops but its own. One that wants the interpreter's
+    lock, to free a tensor, while the interpreter ends is ended with the process ("terminate called without an active
+    exception", SIGABRT), and a run that finished would be taken for one that failed. What a run is made of refers to
+    itself in circles.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()
