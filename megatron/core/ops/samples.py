@@ -35,6 +35,10 @@ class Samples:
         """A permutation of ``count`` things, int64."""
         return torch.randperm(count, generator=self.generator).to(self.device)
 
+    def choices(self, tokens: int, experts: int, k: int) -> torch.Tensor:
+        """``[tokens, k]`` int64: ids of ``k`` of the experts in each row, ascending."""
+        return self.uniform(tokens, experts, fp32=True).topk(k, dim=1).indices.sort(dim=1).values
+
     def keep(self, *shape: int, share: float) -> torch.Tensor:
         """Booleans, True with probability ``share``."""
         return (torch.rand(shape, generator=self.generator) < share).to(self.device)

@@ -8,23 +8,19 @@ from megatron.core.ops.registry import Case, Cut, Guarantee, OpSpec
 from megatron.core.ops.samples import Samples, tolerances
 
 
-def _ids(draw: Samples, tokens: int, experts: int, k: int) -> torch.Tensor:
-    return draw.uniform(tokens, experts, fp32=True).topk(k, dim=1).indices.sort(dim=1).values
-
-
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
     """Marks only, values of three types (NaN, infinity and -0.0 among them), one and all experts, no tokens."""
     draw = Samples(generator, dtype, device)
     odd = draw.normal(33, 5, fp32=True)
     odd[0, 0], odd[1, 1], odd[2, 2] = float("nan"), float("inf"), -0.0
     return [
-        Case(name="marks", args=(_ids(draw, 33, 12, 5), 12, None)),
-        Case(name="kept", args=(_ids(draw, 33, 12, 5), 12, draw.keep(33, 5, share=0.5))),
-        Case(name="values", args=(_ids(draw, 33, 12, 5), 12, odd)),
-        Case(name="narrow", args=(_ids(draw, 70, 9, 2), 9, draw.normal(2, 70).t())),
-        Case(name="k1", args=(_ids(draw, 5, 7, 1), 7, None)),
-        Case(name="all", args=(_ids(draw, 5, 7, 7), 7, draw.normal(5, 7, fp32=True))),
-        Case(name="empty", args=(_ids(draw, 0, 8, 2), 8, None)),
+        Case(name="marks", args=(draw.choices(33, 12, 5), 12, None)),
+        Case(name="kept", args=(draw.choices(33, 12, 5), 12, draw.keep(33, 5, share=0.5))),
+        Case(name="values", args=(draw.choices(33, 12, 5), 12, odd)),
+        Case(name="narrow", args=(draw.choices(70, 9, 2), 9, draw.normal(2, 70).t())),
+        Case(name="k1", args=(draw.choices(5, 7, 1), 7, None)),
+        Case(name="all", args=(draw.choices(5, 7, 7), 7, draw.normal(5, 7, fp32=True))),
+        Case(name="empty", args=(draw.choices(0, 8, 2), 8, None)),
     ]
 
 

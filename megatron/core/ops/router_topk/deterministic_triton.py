@@ -26,11 +26,11 @@ def router_topk(score_TE: torch.Tensor, bias_E: torch.Tensor | None, k: int) -> 
     ids_Tk = score_TE.new_empty(tokens, k, dtype=torch.int64)
     if not ids_Tk.numel():
         return ids_Tk
-    score_TE = score_TE.detach() if score_TE.stride(1) == 1 else score_TE.detach().contiguous()
+    score_TE = score_TE if score_TE.stride(1) == 1 else score_TE.contiguous()
     launch = LAUNCH.config(score_TE.device, experts)
     run_kernel(
         router_topk_kernel, (cdiv(tokens, launch["ROWS"]),),
-        score_TE, score_TE if bias_E is None else bias_E.detach().contiguous(), ids_Tk, tokens, experts,
+        score_TE, score_TE if bias_E is None else bias_E.contiguous(), ids_Tk, tokens, experts,
         score_TE.stride(0),
         K=k, HAS_BIAS=bias_E is not None, BLOCK_E=power_of_two(experts), **launch,
     )  # fmt: skip

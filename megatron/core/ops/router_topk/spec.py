@@ -9,7 +9,8 @@ from megatron.core.ops.samples import Samples, tolerances
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """With and without bias, k of 1 and E, many ties, all equal, signed zeros, infinities and NaN, no tokens."""
+    """With and without bias, k of 1 and E, many ties, all equal, signed zeros, infinities and NaN, no tokens, and
+    parts of other matrices."""
     draw = Samples(generator, dtype, device)
     special = draw.normal(9, 8, fp32=True)
     special[1, 3] = float("nan")
@@ -26,6 +27,8 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
         Case(name="equal", args=(torch.ones(4, 9, device=device), None, 4)),
         Case(name="special", args=(special, None, 3)),
         Case(name="empty", args=(draw.uniform(0, 8, fp32=True), draw.normal(8, fp32=True), 2)),
+        Case(name="columns", args=(draw.uniform(7, 33, fp32=True).t(), draw.normal(2, 7, fp32=True)[1], 3)),
+        Case(name="wider", args=(draw.uniform(33, 20, fp32=True)[:, 3:14], None, 3)),
     ]
 
 

@@ -8,10 +8,6 @@ from megatron.core.ops.registry import Case, Cut, Guarantee, OpSpec
 from megatron.core.ops.samples import Samples, tolerances
 
 
-def _ids(draw: Samples, tokens: int, experts: int, k: int) -> torch.Tensor:
-    return draw.uniform(tokens, experts, fp32=True).topk(k, dim=1).indices.sort(dim=1).values
-
-
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
     """One, some and all of few and many experts, with and without division and factor, scores of columns and tiny ones,
     more rows than a program takes, one row, none."""
@@ -28,14 +24,14 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
         (301, 32, 6, True, 2.5),
         (0, 8, 2, True, 2.5),
     ):
-        args = (draw.uniform(tokens, experts, low=0.1, fp32=True), _ids(draw, tokens, experts, k), normalise, factor)
+        args = (draw.uniform(tokens, experts, low=0.1, fp32=True), draw.choices(tokens, experts, k), normalise, factor)
         out.append(Case(name=f"{tokens}x{experts}-k{k}-{normalise}-{factor}", args=args, grads=(0,)))
     columns = draw.uniform(11, 34, low=0.1, fp32=True).t()
-    out.append(Case(name="columns", args=(columns, _ids(draw, 34, 11, 3), True, 2.5), grads=(0,)))
+    out.append(Case(name="columns", args=(columns, draw.choices(34, 11, 3), True, 2.5), grads=(0,)))
     wider = draw.uniform(21, 40, low=0.1, fp32=True)[:, 3:34]
-    out.append(Case(name="wider", args=(wider, _ids(draw, 21, 31, 4), True, None), grads=(0,)))
+    out.append(Case(name="wider", args=(wider, draw.choices(21, 31, 4), True, None), grads=(0,)))
     tiny = draw.uniform(6, 5, low=1e-3, fp32=True) * 1e-9
-    out.append(Case(name="tiny", args=(tiny, _ids(draw, 6, 5, 2), True, 1e-9), grads=(0,)))
+    out.append(Case(name="tiny", args=(tiny, draw.choices(6, 5, 2), True, 1e-9), grads=(0,)))
     return out
 
 
