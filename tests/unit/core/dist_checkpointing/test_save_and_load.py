@@ -359,17 +359,22 @@ def test_disk_that_fails_when_synced_is_named(
 def test_one_file_that_fails_while_others_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """The save waits for the other files, names the one that failed, and leaves no thread and no open file."""
+    """The save waits for the files that are begun, names the one that failed, and leaves no thread and no open file."""
     monkeypatch.setattr(writer, "FILE_BYTES", 5000)
     borders = tuple(range(500, 6000, 500))
     save(tmp_path, 4, None, *borders)
     finished, failed, write, finish = [], threading.Event(), writer.write_all, HashingFile.finish
+    # What is not begun when the failure is known is not written at all.
+    all_begun, begun = threading.Barrier(5), set()
 
     def failing(handle: int, raw: memoryview, path: Path) -> None:
+        if path not in begun:
+            begun.add(path)
+            all_begun.wait(60)
         if path.name == "__0_2.distcp":
             failed.set()
             raise error
-        assert failed.wait(10)
+        assert failed.wait(60)
         write(handle, raw, path)
 
     def counting(file: HashingFile) -> dict[str, object]:
