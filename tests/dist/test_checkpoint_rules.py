@@ -164,7 +164,7 @@ def test_overridden_iteration_takes_its_place_in_the_data(saved: Path, tmp_path:
 def test_changed_settings_are_announced_and_recorded(saved: Path, tmp_path: Path) -> None:
     words = f"{QUICK} --load {saved} --ckpt-step 4 --hidden-dropout 0.1 --fingerprint-dir {tmp_path}"
     out = finished(1, words)
-    assert "not as in the checkpoint: recipe.model.hidden_dropout was 0.0, is 0.1" in out
+    assert "not as in the checkpoint: --hidden-dropout was 0.0, is 0.1" in out
     (branch,) = read_manifest(tmp_path)["trajectory"]["branches"]
     assert branch["iteration"] == 4
     assert branch["changed"] == {"recipe.model.hidden_dropout": [0.0, 0.1]}

@@ -31,7 +31,13 @@ from megatron.training.checkpoint.content import (
 )
 from megatron.training.checkpoint.position import Position
 from megatron.training.checkpoint.restore import Start, put_back_generators, require_agreement, restore
-from megatron.training.config.manifest import differences, save_folder_problems, sources_part
+from megatron.training.config.manifest import (
+    differences,
+    flag_of,
+    save_folder_problems,
+    sources_part,
+    with_sources,
+)
 from megatron.training.config.resume_rules import Source, find_source, saying_what_to_change
 from megatron.training.config.run import RunConfig
 from megatron.training.setup.seeds import generator_states
@@ -134,8 +140,12 @@ class Checkpointer:
             if self._start.schedule is not None:
                 trajectory = _with_stored_schedule(trajectory, stored)
             changed = differences({k: v for k, v in stored.items() if k != "branches"}, trajectory)
-            for path, then, now in changed:
-                self._say(f"not as in the checkpoint: {path} was {then!r}, is {now!r}")
+            mine, facts = (
+                sources_part(self._config.with_effect("operational")),
+                self._source.facts if self._source else {},
+            )
+            for path, then, now in with_sources(changed, facts.get("sources", mine), mine):
+                self._say(f"not as in the checkpoint: {flag_of(path)} was {then!r}, is {now!r}")
             if changed:
                 at, paths = self._start.position.iteration, {path: [then, now] for path, then, now in changed}
                 branches.append({"iteration": at, "why": ["settings"], "changed": paths})

@@ -153,7 +153,7 @@ _CHOOSE_DATA = ("recipe.data.", "recipe.tokenizer.", "recipe.training.", "recipe
 
 def sources_part(operational: Json) -> Json:
     """The settings that name files of data and tokenizer: no bit depends on where those lie."""
-    return {group: {n: operational.get(group, {}).get(n) for n in names} for group, names in _SOURCES.items()}
+    return as_json({group: {n: operational.get(group, {}).get(n) for n in names} for group, names in _SOURCES.items()})
 
 
 def with_sources(found: list[tuple[str, Any, Any]], then: Json, now: Json) -> list[tuple[str, Any, Any]]:
@@ -225,7 +225,7 @@ def save_folder_problems(config: RunConfig, source: Source | None, trajectory: J
     if trajectory is None:
         found = _known_differences(facts["trajectory"], config)
     else:
-        now = as_json(sources_part(config.with_effect("operational")))
+        now = sources_part(config.with_effect("operational"))
         found = with_sources(differences(facts["trajectory"], trajectory), facts.get("sources", now), now)
     if not found:
         return []

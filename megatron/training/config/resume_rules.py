@@ -165,8 +165,10 @@ def require_same_model(config: RunConfig, source: Source) -> None:
     owner: type = type(config.model)
     flags = {flag.name: f" ({flag.spellings[0]})" for flag in flags_of(owner)}
     wrong = []
+    # The rows of a learned table are weights.
+    rows = {"max_position_embeddings"} if config.model.position_embedding_type == "learned_absolute" else set()
     for name, value in mine.items():
-        if name in MODEL_MAY_CHANGE or name not in stored:
+        if name in MODEL_MAY_CHANGE - rows or name not in stored:
             continue
         theirs = stored[name]
         if name == "hybrid_layer_pattern":

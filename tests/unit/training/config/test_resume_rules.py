@@ -177,11 +177,18 @@ def test_every_setting_of_the_model_is_compared_or_free(tmp_path: Path, name: st
     write(tmp_path, **facts)
     config = effective("--load", str(tmp_path), world_size=2)
     source = find_source(config.checkpoint)
-    if name in MODEL_MAY_CHANGE:
+    if name in MODEL_MAY_CHANGE - {"max_position_embeddings"}:
         require_same_model(config, source)
         return
     with pytest.raises(DamagedInputError, match=rf"another model: {name} is 'another' there and .* here"):
         require_same_model(config, source)
+
+
+def test_positions_may_change_where_no_table_is_learned(tmp_path: Path) -> None:
+    facts = stored_facts()
+    facts["trajectory"]["recipe"]["model"] |= {"position_embedding_type": "rope", "max_position_embeddings": 99}
+    write(tmp_path, **facts)
+    assert problems(tmp_path, "--position-embedding-type", "rope") == []
 
 
 def test_pipes_of_the_pattern_are_no_difference(tmp_path: Path) -> None:
