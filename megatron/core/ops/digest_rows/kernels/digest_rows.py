@@ -21,7 +21,8 @@ def digest_rows_kernel(
     run, split = program // splits, program % splits
     start = run * length + split * part
     stop = tl.minimum(tl.minimum((split + 1) * part, length) + run * length, rows)
-    words_ptr = address.to(tl.pointer_type(tl.int32))
+    # Interpreted, an address below 2^31 is an int32, which is no pointer; compiled it has the type above.
+    words_ptr = address.to(tl.int64).to(tl.pointer_type(tl.int32))
     if ALIGNED:
         words_ptr = tl.multiple_of(words_ptr, 16)
         width = width * 4
@@ -42,6 +43,6 @@ def digest_rows_kernel(
         without += tl.where(row < stop, mix(total, of_row), 0)
         ordered += tl.where(row < stop, mix(total + position_keys(row), of_row), 0)
         first_row += ROWS
-    out_ptr = out_address.to(tl.pointer_type(tl.int64)) + program
+    out_ptr = out_address.to(tl.int64).to(tl.pointer_type(tl.int64)) + program
     tl.store(out_ptr, tl.sum(without, 0))
     tl.store(out_ptr + stride, tl.sum(ordered, 0))

@@ -115,6 +115,6 @@ def digest_words_kernel(
         first += tl.where(there, tile_0 * word, 0)
         second += tl.where(there, tile_1 * word, 0)
     keys_0, keys_1 = place_keys(place.to(tl.int64))
-    out_ptr = out_address.to(tl.pointer_type(tl.int64)) + program
+    out_ptr = out_address.to(tl.int64).to(tl.pointer_type(tl.int64)) + program
     tl.store(out_ptr, tl.sum(first.to(tl.int64, bitcast=True) * keys_0, 0))
     tl.store(out_ptr + stride, tl.sum(second.to(tl.int64, bitcast=True) * keys_1, 0))
