@@ -19,7 +19,7 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
     """
     try:
         manifests = [_manifest(folder) for folder in (left, right)]
-        inputs = _as_json(differences(*(manifest["trajectory"] for manifest in manifests)))
+        inputs = as_settings(differences(*(manifest["trajectory"] for manifest in manifests)))
         if inputs and not force:
             return _not_comparable(inputs, {left: "A", right: "B"})
         lines = read_lines(left / FINGERPRINT_FILE), read_lines(right / FINGERPRINT_FILE)
@@ -35,7 +35,7 @@ def compare(left: Path, right: Path, *, force: bool = False) -> Outcome:
         "first_iteration": common[0],
         "last_iteration": common[-1],
         "differing_inputs": inputs,
-        "differing_settings": _as_json(launch_differences(*(manifest["launches"] for manifest in manifests))),
+        "differing_settings": as_settings(launch_differences(*(manifest["launches"] for manifest in manifests))),
     }
     notes = [f"compared although {_fixed_inputs_differ(inputs)} (--force)"] if inputs else []
     for iteration in common:
@@ -71,7 +71,8 @@ def _span(lines: Mapping[int, Line]) -> str:
     return f"iterations {min(lines)} to {max(lines)}"
 
 
-def _as_json(found: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+def as_settings(found: list[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+    """Differences of manifests as facts of an outcome, with the flag of each."""
     return [{"field": path, "flag": flag_of(path), "a": a, "b": b} for path, a, b in found]
 
 

@@ -38,7 +38,9 @@ def add_trace_commands(commands: Any) -> None:
     search.add_argument(
         "--dir", type=output_folder, help="folder for the legs and the reproducer (default: runs/bisect_TIME)"
     )
-    search.add_argument("--against", metavar="LAUNCH2", help="second command, in one word (default: the same again)")
+    search.add_argument(
+        "--against", type=command, metavar="LAUNCH2", help="second command, in one word (default: the same again)"
+    )
     search.add_argument("--json", action="store_true", help="print one JSON object")
     fix = commands.add_parser(
         "validate",
@@ -47,7 +49,12 @@ def add_trace_commands(commands: Any) -> None:
         usage="megatron-determinism validate DIR [--against 'PATCHED2'] [--json] -- PATCHED LAUNCH ...",
     )
     fix.add_argument("folder", type=Path, help="folder of the bisection")
-    fix.add_argument("--against", metavar="PATCHED2", help="command in the place of B (default: the patched one again)")
+    fix.add_argument(
+        "--against",
+        type=command,
+        metavar="PATCHED2",
+        help="command in the place of B (default: the patched one again)",
+    )
     fix.add_argument("--json", action="store_true", help="print one JSON object")
     again = commands.add_parser(
         "replay",
@@ -76,6 +83,21 @@ def window(text: str) -> tuple[int, int]:
     return int(words[0]), int(words[1])
 
 
+def command(text: str) -> list[str]:
+    """The words of a command that is given in one.
+
+    Raises:
+        argparse.ArgumentTypeError: it has none, or a quotation without an end.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: a command as a shell takes it ({error})") from error
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r}: a command")
+    return words
+
+
 def run_trace_command(options: argparse.Namespace, launch: Sequence[str], parser: argparse.ArgumentParser) -> int:
     """Run one of them and return its exit code."""
     if options.command == "trace-compare":
@@ -87,10 +109,11 @@ def run_trace_command(options: argparse.Namespace, launch: Sequence[str], parser
         folder = options.dir or _new_folder("replay")
         outcome = replay(launch, folder, options.original, options.iterations, options.trace_level)
         return outcome.print(sys.stdout, as_json=options.json)
-    against = None if options.against is None else shlex.split(options.against)
     if options.command == "validate":
-        return validate(options.folder, launch, against).print(sys.stdout, as_json=options.json)
-    return bisect(launch, options.dir or _new_folder("bisect"), against=against).print(sys.stdout, as_json=options.json)
+        return validate(options.folder, launch, options.against).print(sys.stdout, as_json=options.json)
+    return bisect(launch, options.dir or _new_folder("bisect"), against=options.against).print(
+        sys.stdout, as_json=options.json
+    )
 
 
 def _new_folder(command: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
+from megatron.determinism.compare import as_settings, setting_lines
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.trace_read import TraceFolder, UnknownFormatError, open_folder
 from megatron.determinism.trace_report import write_report
@@ -75,7 +76,7 @@ def _not_comparable(left: TraceFolder, right: TraceFolder, *, force: bool) -> li
     inputs = differences(left.trajectory, right.trajectory)
     if inputs and not force:
         problems.append(f"{len(inputs)} fixed input{'s' * (len(inputs) != 1)} differ{'s' * (len(inputs) == 1)}")
-        problems += [f"{path}: {a!r} in A, {b!r} in B" for path, a, b in inputs]
+        problems += [line.strip() for line in setting_lines({"differing_inputs": as_settings(inputs)})]
     layouts = left.launch.get("physical_layout"), right.launch.get("physical_layout")
     if layouts[0] != layouts[1]:
         problems.append(f"the ranks are laid out differently: {layouts[0]} in A, {layouts[1]} in B")

@@ -63,6 +63,8 @@ def test_help_of_each_command_says_what_its_codes_mean(name: str, capsys: pytest
         (["verify", "--dir", __file__, "--", "true"], "which is a file: a folder that can be written, or a new one"),
         (["tax", "--dir", f"{__file__}/x", "--", "true"], "which lies below the file"),
         (["bisect", "--dir", __file__, "--", "true"], "which is a file"),
+        (["bisect", "--against", "'open", "--", "true"], "'open: a command as a shell takes it (No closing quotation)"),
+        (["validate", "a", "--against", " ", "--", "true"], "' ': a command"),
         (["replay", "--original", "a", "--iterations", "1", "--dir", "", "--", "true"], "'', which is empty"),
         (["checkpoint", "diff", "a"], "checkpoint diff: error: the following arguments are required: b"),
         (["checkpoint", "verify", "a", "b"], "unrecognized arguments: b"),

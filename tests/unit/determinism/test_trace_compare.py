@@ -253,6 +253,8 @@ def test_what_cannot_be_compared(tmp_path: Path, of_right: dict, said: str):
     outcome = compared(tmp_path, {0: {1: PLAIN}}, {0: {1: PLAIN}}, **of_right)
     assert outcome.exit == Exit.NOT_COMPARABLE
     assert said in outcome.verdict
+    if "trajectory" in of_right:
+        assert any(line.startswith("  seed (--seed): ") and line.endswith("7 in B") for line in outcome.details)
 
 
 def test_folder_without_a_trace_and_another_format(tmp_path: Path):
