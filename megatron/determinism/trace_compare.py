@@ -39,7 +39,13 @@ def compare_folders(
         if problems:
             said, *others = problems
             details = tuple(f"  {problem}" for problem in others)
-            return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"not comparable: {said}", details=details), None
+            outcome = Outcome(
+                exit=Exit.NOT_COMPARABLE,
+                verdict=f"not comparable: {said}",
+                details=details,
+                facts={"a": str(left), "b": str(right), "problems": problems},
+            )
+            return outcome, None
         scans = _scan(*folders)
         findings = [
             classify(scan, scans, folders[0].stream(rank)) for rank, scan in scans.items() if scan.first is not None

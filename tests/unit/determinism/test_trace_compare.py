@@ -255,6 +255,7 @@ def test_what_cannot_be_compared(tmp_path: Path, of_right: dict, said: str):
     assert said in outcome.verdict
     if "trajectory" in of_right:
         assert any(line.startswith("  seed (--seed): ") and line.endswith("7 in B") for line in outcome.details)
+        assert outcome.facts["problems"] == ["1 fixed input differs", *(line.strip() for line in outcome.details)]
 
 
 def test_folder_without_a_trace_and_another_format(tmp_path: Path):
