@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def chosen(words: str) -> list[Row]:
 
 def measure(row: Row, options: argparse.Namespace, folder: Path, limit_s: float) -> dict[str, Any]:
     """Run one row; its report, or why there is none."""
-    at_once, pairs = pairs_at_once(options.gpus, row, options.pairs)
+    at_once, pairs = pairs_at_once(len(options.gpus), row, options.pairs)
     command = [sys.executable, "-m", "megatron.determinism", "tax", "--json", "--pairs", str(pairs)]
     command += ["--at-once", str(1 if options.tiny else at_once), "--max-tax", str(row.max_tax)]
     command += ["--limit-s", f"{limit_s:.0f}", "--dir", str(folder)]
@@ -119,18 +119,18 @@ def measure(row: Row, options: argparse.Namespace, folder: Path, limit_s: float)
     return {**facts, "status": "measured" if "tax" in facts else "failed"}
 
 
-def run_rows(rows: Sequence[Row], options: argparse.Namespace, work: Path) -> dict[str, Any]:
+def run_rows(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Measure the rows one after the other; writes after each."""
     began, leg_s = time.monotonic(), LEG_GUESS_S
-    facts: dict[str, Any] = {"gpus": options.gpus, "iterations": options.iterations, "rows": {}}
-    for number, row in enumerate(rows):
+    facts: dict[str, Any] = {"gpus": len(options.gpus), "iterations": options.iterations, "rows": {}}
+    for number, row in enumerate(options.chosen):
         left_s = options.limit_s - (time.monotonic() - began)
-        if row.gpus > options.gpus:
+        if row.gpus > len(options.gpus):
             found: dict[str, Any] = {"status": "not run", "message": f"needs {row.gpus} GPUs"}
         elif left_s < LEAST_TURNS * leg_s:
             found = {"status": "not run", "message": f"{left_s:.0f} s left"}
         else:
-            fitting = sum(other.gpus <= options.gpus for other in rows[number:])
+            fitting = sum(other.gpus <= len(options.gpus) for other in options.chosen[number:])
             share_s = max(LEAST_TURNS * leg_s, left_s / fitting)
             found = measure(row, options, work / str(number), share_s)
             leg_s = found.get("leg_s", leg_s)
@@ -228,35 +228,45 @@ def write(folder: Path, facts: Mapping[str, Any]) -> None:
     draw(folder / f"{NAME}.png", facts)
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; ``gpus`` from the machine."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def build_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of whoever measures the rows."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for what was found")
     parser.add_argument("--rows", default="", help=f"rows, separated by ; (default: all of {'; '.join(WORDS)})")
-    parser.add_argument("--pairs", type=int, default=6, help="pairs of a row, at least (6: the interval is exact)")
-    parser.add_argument("--iterations", type=int, default=30, help="iterations of a leg; the first third is warm-up")
     parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for everything")
     parser.add_argument("--tiny", action="store_true", help="a small model on the CPU, as if there were two GPUs")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, the rows that are ``chosen``, and the names of the machine's ``gpus``."""
     options = parser.parse_args(words)
     try:
         options.chosen = chosen(options.rows)
     except ValueError as error:
         parser.error(str(error))
-    options.gpus = 2 if options.tiny else len(gpus_here())
+    options.gpus = ["0", "1"] if options.tiny else gpus_here()
     return options
+
+
+def measure_all(options: argparse.Namespace, run: Callable[[argparse.Namespace, Path], dict[str, Any]]) -> bool:
+    """Call ``run`` with the options and a folder to work in, print the table; whether every row is within its limit."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f"{NAME}_"))
+    try:
+        facts = run(options, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print(markdown(facts))
+    return all(row.get("verdict") == "within" for row in facts["rows"].values())
 
 
 def main() -> None:
     """Measure, print and write; the exit code says whether every row is within its limit."""
-    options = parse()
-    options.out.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{NAME}_"))
-    try:
-        facts = run_rows(options.chosen, options, work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    print(markdown(facts))
-    sys.exit(any(row.get("verdict") != "within" for row in facts["rows"].values()))
+    parser = build_parser(__doc__)
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of a row, at least (6: the interval is exact)")
+    parser.add_argument("--iterations", type=int, default=30, help="iterations of a leg; the first third is warm-up")
+    sys.exit(not measure_all(parse(parser), run_rows))
 
 
 if __name__ == "__main__":

@@ -12,21 +12,19 @@ beside each other where there are GPUs for them. A GPU must hold two launches. E
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron.determinism.leg_log import read_failure
-from megatron.determinism.tax_legs import BASELINE, DETERMINISTIC, FLAGS, gpus_here
+from megatron.determinism.tax_legs import BASELINE, DETERMINISTIC, FLAGS
 from megatron.determinism.tax_statistics import estimate, judge
 from megatron.training.setup.environment import read_environment
-from tools.bench.tax_rows import NAME, ROOT, WORDS, Row, chosen, launch_of, markdown, write
+from tools.bench.tax_rows import ROOT, WORDS, Row, build_parser, launch_of, measure_all, parse, write
 from tools.bench.turns_leg import times_file, turn_file
 
 NAMES = (DETERMINISTIC, BASELINE)
@@ -143,36 +141,13 @@ def run_groups(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     return facts
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; ``gpus`` from the machine."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for what was found")
-    parser.add_argument("--rows", default="", help=f"rows, separated by ; (default: all of {'; '.join(WORDS)})")
-    parser.add_argument("--turns", type=int, default=9, help="turns of each launch; the first is warm-up")
-    parser.add_argument("--steps", type=int, default=4, help="steps of a turn")
-    parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for everything")
-    parser.add_argument("--after", type=Path, help="no turn begins before this file is there: start up beside others")
-    parser.add_argument("--tiny", action="store_true", help="a small model on the CPU, as if there were two GPUs")
-    options = parser.parse_args(words)
-    try:
-        options.chosen = chosen(options.rows)
-    except ValueError as error:
-        parser.error(str(error))
-    options.gpus = ["0", "1"] if options.tiny else gpus_here()
-    return options
-
-
 def main() -> None:
     """Measure, print and write; the exit code says whether every row is within its limit."""
-    options = parse()
-    options.out.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{NAME}_"))
-    try:
-        facts = run_groups(options, work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    print(markdown(facts))
-    sys.exit(any(row.get("verdict") != "within" for row in facts["rows"].values()))
+    parser = build_parser(__doc__)
+    parser.add_argument("--turns", type=int, default=9, help="turns of each launch; the first is warm-up")
+    parser.add_argument("--steps", type=int, default=4, help="steps of a turn")
+    parser.add_argument("--after", type=Path, help="no turn begins before this file is there: start up beside others")
+    sys.exit(not measure_all(parse(parser), run_groups))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,9 @@ def test_rows_are_chosen_by_name() -> None:
 
 
 def test_rows_without_gpus_or_time_are_said(tmp_path: Path) -> None:
-    options = argparse.Namespace(gpus=1, limit_s=20.0, iterations=30, pairs=6, tiny=False, out=tmp_path)
-    facts = run_rows(chosen("balanced;EP2"), options, tmp_path)
+    options = argparse.Namespace(gpus=["0"], limit_s=20.0, iterations=30, pairs=6, tiny=False, out=tmp_path)
+    options.chosen = chosen("balanced;EP2")
+    facts = run_rows(options, tmp_path)
     assert {name: row["message"] for name, row in facts["rows"].items()} == {
         "balanced": "20 s left",
         "EP2": "needs 2 GPUs",
