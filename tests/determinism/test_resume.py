@@ -263,7 +263,7 @@ def test_a_longer_run_is_another_order_of_the_data_and_is_flagged(tmp_path: Path
     assert ended.code == 2
     assert "--override-opt-param-scheduler" in ended.error
     out = finished(1, f"{longer} --override-opt-param-scheduler")
-    assert "train_iters was 8, is 12" in out
+    assert "--train-iters was 8, is 12" in out
     (branch, settings) = read_manifest(tmp_path / "f")["trajectory"]["branches"]
     assert branch["why"] == ["--override-opt-param-scheduler"]
     assert settings["changed"]["recipe.training.train_iters"] == [8, 12]
