@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.report import Exit, Outcome
-from megatron.training.config.manifest import differences, flag_of, launch_differences, read_manifest
+from megatron.training.config.manifest import differences, flag_of, launch_differences, read_manifest, shown_value
 from megatron.training.observe.fingerprint import COUNTS, FINGERPRINT_FILE, Line, differing_fields, read_lines
 
 
@@ -85,7 +85,8 @@ def setting_lines(facts: Mapping[str, Any]) -> list[str]:
     and surroundings that change no bit as long as all is well."""
     given = [each for part in ("differing_inputs", "differing_settings") for each in facts.get(part, ())]
     names = [f"{s['field']} ({s['flag']})" if s["flag"] != s["field"] else s["field"] for s in given]
-    return [f"  {name}: {s['a']!r} in A, {s['b']!r} in B" for name, s in zip(names, given, strict=True)]
+    sides = [[shown_value(s["field"], s[side]) for side in ("a", "b")] for s in given]
+    return [f"  {name}: {a!r} in A, {b!r} in B" for name, (a, b) in zip(names, sides, strict=True)]
 
 
 def _not_comparable(inputs: list[dict[str, Any]], names: Mapping[Path, str]) -> Outcome:

@@ -129,8 +129,8 @@ def _unlike(which: str, found: list[tuple[str, Any, Any]], change: str) -> list[
     needed = f"as in the run {which}"
     return [
         Problem(
-            f"{flag_of(path)} {_shown(path, now)}",
-            f"{_shown(path, then)}, {needed}",
+            f"{flag_of(path)} {shown_value(path, now)}",
+            f"{shown_value(path, then)}, {needed}",
             f"{change}{_left_out(now) if path == 'branches' else ''}",
             local=True,
         )
@@ -172,7 +172,8 @@ def telling(found: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
     return [each for each in found if each[0] != "branches"] or found
 
 
-def _shown(path: str, value: Any) -> Any:
+def shown_value(path: str, value: Any) -> Any:
+    """A value of a manifest for people: where a run branched off in words, lists as they are given."""
     if path.startswith("operational.") and isinstance(value, list):
         return " ".join(map(str, value))
     if path != "branches":
@@ -229,7 +230,10 @@ def save_folder_problems(config: RunConfig, source: Source | None, trajectory: J
         found = with_sources(differences(facts["trajectory"], trajectory), facts.get("sources", now), now)
     if not found:
         return []
-    named = [f"{flag_of(p)} is {_shown(p, then)} there and {_shown(p, now)} here" for p, then, now in telling(found)]
+    named = [
+        f"{flag_of(p)} is {shown_value(p, then)} there and {shown_value(p, now)} here"
+        for p, then, now in telling(found)
+    ]
     more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     given = f"--save {root} with checkpoints of another run: {'; '.join(named[:_NAMED])}{more}"
     go_on = "" if source is not None else f", or --load {root} to go on from there"

@@ -148,11 +148,19 @@ RECORDED = (
 
 
 def environment_problems(environment: Mapping[str, str], numerics: NumericsConfig) -> list[Problem]:
-    """Values set by the launcher that deterministic mode cannot keep its promise with; none without that mode."""
+    """Values set by the launcher that deterministic mode cannot keep its promise with, and exceptions that name no
+    variable; none without that mode."""
     if not numerics.deterministic_mode:
         return []
     allowed = numerics.allowed_environment
-    return [
+    unnamed = [
+        Problem(
+            f"--determinism-allow-env {name!r}", "names of variables with commas between", "--determinism-allow-env"
+        )
+        for name in allowed
+        if not name.isidentifier()
+    ]
+    return unnamed + [
         Problem(
             f"{pin.name}={environment[pin.name]} in the environment with --deterministic-mode",
             f"{pin.accepted}, or the variable not set",

@@ -48,6 +48,12 @@ def test_bad_value_is_refused_with_the_accepted_ones(name: str, bad: str, good: 
     assert environment_problems({name: bad}, allowed) == []
 
 
+def test_exceptions_have_to_name_variables():
+    numerics = NumericsConfig(deterministic_mode=True, determinism_allow_env="NCCL_ALGO NCCL_PROTO, CUDA_X")
+    (problem,) = environment_problems({}, numerics)
+    assert problem.given == "--determinism-allow-env 'NCCL_ALGO NCCL_PROTO'"
+
+
 def test_every_pin_has_a_bad_value_above():
     assert {pin.name for pin in PINS if not pin.holds("no such value")} == {pin.name for pin in PINS}
 
