@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -111,10 +112,13 @@ def _without_fingerprint(run: str, folder: Path, window: tuple[int, int]) -> Out
         known = read_lines(folder / FINGERPRINT_FILE)
     except DamagedInputError as error:
         return Outcome(exit=Exit.DAMAGED, verdict=f"damaged or missing: {error}")
-    unknown = [str(iteration) for iteration in range(window[0], window[1] + 1) if iteration not in known]
-    if not unknown:
+    first, last = window
+    count = last - first + 1 - sum(first <= iteration <= last for iteration in known)
+    if not count:
         return None
-    said = ", ".join(unknown[:_SHOWN]) + f" and {len(unknown) - _SHOWN} more" * (len(unknown) > _SHOWN)
+    # The first few only: a window may be as wide as a number is long.
+    unknown = itertools.islice((str(n) for n in range(first, last + 1) if n not in known), _SHOWN)
+    said = ", ".join(unknown) + f" and {count - _SHOWN} more" * (count > _SHOWN)
     span = f"it has {min(known)} to {max(known)}" if known else "it has none"
     verdict = f"{run} has no fingerprint of iteration {said} ({span}), so nothing can be said of it"
     return Outcome(exit=Exit.NOT_COMPARABLE, verdict=verdict)
