@@ -90,11 +90,10 @@ def _judged(original: Path, folder: Path, window: tuple[int, int]) -> Outcome:
     """Whether the replay is the original, by its fingerprints."""
     mine = folder / "fingerprint"
     outcome = compare(original, mine)
-    notes = outcome.details
     if outcome.exit == Exit.NOT_COMPARABLE and "differing_inputs" in outcome.facts:
         forced = compare(original, mine, force=True)
         if forced.exit == Exit.DIFFERENT:
-            outcome = replace(forced, details=(*forced.details, *notes))
+            outcome = forced
     facts = {**outcome.facts, "replay": str(folder), "window": list(window), "trace": str(folder / "trace")}
     if outcome.exit == Exit.DIFFERENT:
         return replace(outcome, verdict=f"not faithful, so its trace says nothing: {outcome.verdict}", facts=facts)

@@ -16,7 +16,8 @@ BLEND_NAMES = ("dataset_index", "dataset_sample_index")
 _WORTH_A_WORD = 1 << 28
 """Draws from which on their making is announced, and then every tenth of them: it takes about a minute a billion."""
 _SLOW_SHARE = 1 / 512
-"""A member with a smaller share takes too long to catch up from one draw too many: it is never guessed to have one."""
+"""A member with a smaller share, and less than a quarter of a mean one, takes too long to catch up from one draw too
+many: it is never guessed to have one."""
 _COUNT_BLOCK = 1 << 24
 
 
@@ -142,7 +143,7 @@ def _guesses(
     The draws due are rounded so that they add up: down, and up where most was cut off. What is left goes to the largest
     share, which is the first to lose it again.
     """
-    slow = shares < _SLOW_SHARE
+    slow = shares < min(_SLOW_SHARE, 0.25 / len(shares))
     due = shares * positions[:, None]
     found = np.where(slow, np.maximum(np.floor(due), drawn), np.floor(due))
     left = positions - found.sum(axis=1)

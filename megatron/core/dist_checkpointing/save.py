@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _described(request: SaveRequest) -> _Described:
 def _finish(
     request: SaveRequest, group: CheckpointGroup, files: Sequence[Mapping[str, dict]], described: Sequence[_Described]
 ) -> str | None:
-    """On the first rank: write the facts, move folder and marker, delete what retention does not keep."""
+    """On the first rank: write the facts, move folder and marker."""
     if not group.is_first:
         return None
     digests = add_digests(rank for rank, _ in described)
@@ -134,4 +135,6 @@ def delete_superseded(root: Path, iteration: int, retain_interval: int | None) -
     No part of the save: a file system takes seconds to delete what it took seconds to write.
     """
     for words in remove_superseded(root, iteration, retain_interval):
-        sys.stderr.write(f"warning: {words}; the next save tries again\n")
+        # The checkpoint is complete: it does not matter for it whether anybody can be told.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"warning: {words}; the next save tries again\n")

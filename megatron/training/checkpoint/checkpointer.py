@@ -221,15 +221,15 @@ class Checkpointer:
         except SaveFailedError:
             # The run ends here. What it has reached since is kept, where the disk takes it by now.
             with contextlib.suppress(SaveFailedError):
-                self._write(position, start, asynchronous=False)
+                self._write(position, asynchronous=False)
             raise
-        self._write(position, start, asynchronous=self._settings.async_save)
+        self._write(position, asynchronous=self._settings.async_save)
         if self._settings.async_save:
             stall = time.monotonic() - start
             self._say(f"training went on after {stall * 1000:.0f} ms ({waited * 1000:.0f} ms for the save before)")
 
-    def _write(self, position: Position, start: float, *, asynchronous: bool) -> None:
-        root, group = Path(self._settings.save), self._group
+    def _write(self, position: Position, *, asynchronous: bool) -> None:
+        start, root, group = time.monotonic(), Path(self._settings.save), self._group
         self._say(f"saving checkpoint at iteration {position.iteration:7d} to {root} in torch_dist format")
         if iteration_folder(root, position.iteration).exists():
             self._say(f"it takes the place of the checkpoint of iteration {position.iteration} that is there")

@@ -92,7 +92,10 @@ def read_manifest(folder: Path) -> Json:
         raise DamagedInputError(f"{path} is damaged ({error})") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("trajectory"), dict):
         raise DamagedInputError(f"{path} is damaged (it has no trajectory)")
-    if not isinstance(manifest.get("launches"), list):
+    launches = manifest.get("launches")
+    if isinstance(launches, list) and not all(isinstance(launch, dict) for launch in launches):
+        raise DamagedInputError(f"{path} is damaged (a launch is no object)")
+    if not isinstance(launches, list):
         raise DamagedInputError(f"{path} has no launches, as in a --run-dir; {_meant(folder)}")
     return manifest
 

@@ -16,8 +16,9 @@ def router_balance(
     """Sums over the tokens of each sequence: of normalised scores, ``p_BE``, and of choices, ``count_BE`` (int64).
 
     Tokens are in (s, b) order. ``sequences`` says into how many sequences they are cut, once for each set of rows of
-    the results; every number divides that of the tokens. Scores are normalised by softmax, or by their sum + 1e-20; a
-    choice is one of the ``k`` largest normalised scores of a token, of equal ones the lowest id.
+    the results; every number divides the largest of them, which divides that of the tokens. Scores are normalised by
+    softmax, or by their sum + 1e-20; a choice is one of the ``k`` largest normalised scores of a token, of equal ones
+    the lowest id.
     """
     x_TE = widen(score_TE)
     tokens, experts = x_TE.shape
