@@ -81,12 +81,17 @@ def _fixed_inputs_differ(inputs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def setting_lines(facts: Mapping[str, Any]) -> list[str]:
-    """What differs in what two runs were given, a line each, from the facts of an outcome: fixed inputs, then settings
-    and surroundings that change no bit as long as all is well."""
+    """What ``settings_said`` says, as details of an outcome."""
+    return [f"  {said}" for said in settings_said(facts)]
+
+
+def settings_said(facts: Mapping[str, Any]) -> list[str]:
+    """What differs in what two runs were given, from the facts of an outcome: fixed inputs, then settings and
+    surroundings that change no bit as long as all is well."""
     given = [each for part in ("differing_inputs", "differing_settings") for each in facts.get(part, ())]
     names = [f"{s['field']} ({s['flag']})" if s["flag"] != s["field"] else s["field"] for s in given]
     sides = [[shown_value(s["field"], s[side]) for side in ("a", "b")] for s in given]
-    return [f"  {name}: {a!r} in A, {b!r} in B" for name, (a, b) in zip(names, sides, strict=True)]
+    return [f"{name}: {a!r} in A, {b!r} in B" for name, (a, b) in zip(names, sides, strict=True)]
 
 
 def _not_comparable(inputs: list[dict[str, Any]], names: Mapping[Path, str]) -> Outcome:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
-from megatron.determinism.compare import as_settings, setting_lines
+from megatron.determinism.compare import as_settings, settings_said
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.trace_read import TraceFolder, UnknownFormatError, open_folder
 from megatron.determinism.trace_report import write_report
@@ -82,7 +82,7 @@ def _not_comparable(left: TraceFolder, right: TraceFolder, *, force: bool) -> li
     inputs = differences(left.trajectory, right.trajectory)
     if inputs and not force:
         problems.append(f"{len(inputs)} fixed input{'s' * (len(inputs) != 1)} differ{'s' * (len(inputs) == 1)}")
-        problems += [line.strip() for line in setting_lines({"differing_inputs": as_settings(inputs)})]
+        problems += settings_said({"differing_inputs": as_settings(inputs)})
     layouts = left.launch.get("physical_layout"), right.launch.get("physical_layout")
     if layouts[0] != layouts[1]:
         problems.append(f"the ranks are laid out differently: {layouts[0]} in A, {layouts[1]} in B")

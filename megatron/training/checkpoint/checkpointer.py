@@ -140,10 +140,8 @@ class Checkpointer:
             if self._start.schedule is not None:
                 trajectory = _with_stored_schedule(trajectory, stored)
             changed = differences({k: v for k, v in stored.items() if k != "branches"}, trajectory)
-            mine, facts = (
-                sources_part(self._config.with_effect("operational")),
-                self._source.facts if self._source else {},
-            )
+            mine = sources_part(self._config.with_effect("operational"))
+            facts = self._source.facts if self._source else {}
             for path, then, now in with_sources(changed, facts.get("sources", mine), mine):
                 self._say(f"not as in the checkpoint: {flag_of(path)} was {then!r}, is {now!r}")
             if changed:

@@ -93,10 +93,10 @@ def read_manifest(folder: Path) -> Json:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("trajectory"), dict):
         raise DamagedInputError(f"{path} is damaged (it has no trajectory)")
     launches = manifest.get("launches")
-    if isinstance(launches, list) and not all(isinstance(launch, dict) for launch in launches):
-        raise DamagedInputError(f"{path} is damaged (a launch is no object)")
     if not isinstance(launches, list):
         raise DamagedInputError(f"{path} has no launches, as in a --run-dir; {_meant(folder)}")
+    if not all(isinstance(launch, dict) for launch in launches):
+        raise DamagedInputError(f"{path} is damaged (a launch is no object)")
     return manifest
 
 
