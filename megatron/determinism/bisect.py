@@ -17,11 +17,10 @@ from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.compare import compare, setting_lines
 from megatron.determinism.report import Exit, Outcome
 from megatron.determinism.reproduce import choices, write_reproducer
-from megatron.determinism.tax_legs import names_flag
 from megatron.determinism.trace_compare import compare_folders, describe_place
 from megatron.determinism.trace_verdict import Verdict
 from megatron.determinism.validate import write_commands
-from megatron.determinism.verify import run_leg
+from megatron.determinism.verify import names_flag, run_leg
 from megatron.training.config.manifest import MANIFEST_FILE
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, RANK_FILES, differing_fields, read_lines
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.compare import compare
 from megatron.determinism.report import Exit, Outcome
-from megatron.determinism.tax_legs import names_flag
-from megatron.determinism.verify import run_leg
+from megatron.determinism.verify import names_flag, run_leg
 from megatron.training.config.manifest import MANIFEST_FILE
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, read_lines
 

@@ -23,11 +23,11 @@ from megatron.determinism.tax_legs import (
     LegFailedError,
     Legs,
     knobs_of,
-    names_flag,
     usage,
 )
 from megatron.determinism.tax_report import draw_chart, write_page
 from megatron.determinism.tax_statistics import estimate, judge, round_order
+from megatron.determinism.verify import names_flag
 
 DEFAULT_PAIRS = 6
 REPORT, PAGE, CHART = "report.json", "report.html", "tax.png"

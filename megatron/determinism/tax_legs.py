@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron.core.config.numerics import FASTEST, FLOAT_SUMS, NATIVE
 from megatron.determinism.report import Exit, Outcome
-from megatron.determinism.verify import run_leg
+from megatron.determinism.verify import names_flag, run_leg
 from megatron.training.config.manifest import MANIFEST_FILE
 from megatron.training.setup.environment import read_environment
 
@@ -139,11 +139,6 @@ class Legs:
         window = ["--profile-step-start", str(first), "--profile-step-end", str(last + 1)]
         own = ["--profile", "--use-pytorch-profiler", *window, "--profile-ranks", *ranks, "--exit-interval", str(last)]
         return self.run(name, [*flags, *own], place)
-
-
-def names_flag(launch: Sequence[str], flag: str) -> bool:
-    """Whether a command line gives a flag."""
-    return any(word == flag or word.startswith(flag + "=") for word in launch)
 
 
 def without(launch: Sequence[str], flags: Mapping[str, int]) -> list[str]:

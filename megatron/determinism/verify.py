@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megatron.core.dist_checkpointing.folder import complete_iterations
 from megatron.determinism.compare import compare
 from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit, Outcome
@@ -48,11 +50,9 @@ def verify(launch: Sequence[str], folder: Path, *, runs: int, resume_at: Sequenc
     With ``resume_at`` one more leg, ``leg_resumed``, is stopped after each of these iterations (ascending) and gone on
     with from its checkpoint in a fresh process.
     """
-    own = [_FLAG, *(_SAVING if resume_at else ())]
-    given = [flag for flag in own if any(word == flag or word.startswith(flag + "=") for word in launch)]
-    if given:
-        names = ", ".join(given)
-        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=f"leave {names} out of the command: each leg gets its own")
+    refusal = _refused(launch, resume_at)
+    if refusal is not None:
+        return Outcome(exit=Exit.NOT_COMPARABLE, verdict=refusal)
     legs = [folder / f"leg_{n}" for n in range(1, runs + 1)] + [folder / "leg_resumed"] * bool(resume_at)
     taken = [str(leg) for leg in legs if leg.exists()]
     if taken:
@@ -70,6 +70,37 @@ def verify(launch: Sequence[str], folder: Path, *, runs: int, resume_at: Sequenc
     return _compare_legs(legs)
 
 
+def _refused(launch: Sequence[str], resume_at: Sequence[int]) -> str | None:
+    """Why the command's words cannot be verified so; ``None`` where they can."""
+    given = [flag for flag in (_FLAG, *(_SAVING if resume_at else ())) if names_flag(launch, flag)]
+    if given:
+        return f"leave {', '.join(given)} out of the command: each leg gets its own"
+    length = flag_value(launch, "--train-iters") or ""
+    if resume_at and length.isdecimal() and resume_at[-1] >= int(length):
+        return (
+            f"--resume-at {','.join(map(str, resume_at))} with --train-iters {length} in the command: a run that has "
+            f"ended cannot be gone on with; name iterations below {length}, or train for longer"
+        )
+    return None
+
+
+def names_flag(launch: Sequence[str], flag: str) -> bool:
+    """Whether a command line gives a flag."""
+    return flag_value(launch, flag) is not None
+
+
+def flag_value(launch: Sequence[str], flag: str) -> str | None:
+    """The value a command line gives a flag, the last one as a parser takes it; ``None`` where it does not give it, an
+    empty one for a switch at its end."""
+    value = None
+    for word, following in itertools.zip_longest(launch, launch[1:], fillvalue=""):
+        if word == flag:
+            value = following
+        elif word.startswith(flag + "="):
+            value = word.removeprefix(flag + "=")
+    return value
+
+
 def _run_resumed(launch: Sequence[str], leg: Path, checkpoints: Path, stops: Sequence[int]) -> Outcome | None:
     """Run the leg that is stopped and resumed; ``None`` where every part of it succeeded."""
     saving = ["--save", str(checkpoints), "--save-interval", _NEVER]
@@ -82,7 +113,20 @@ def _run_resumed(launch: Sequence[str], leg: Path, checkpoints: Path, stops: Seq
         failure = run_leg(words, leg.with_name(f"{leg.name}_{part + 1}.log"))
         if failure is not None:
             return failure
+        saved = max(complete_iterations(checkpoints), default=0)
+        if (saved <= stops[-1]) if stop is None else (saved != stop):
+            return _not_resumed(stops[min(part, len(stops) - 1)], saved, stops)
     return None
+
+
+def _not_resumed(stop: int, saved: int, stops: Sequence[int]) -> Outcome:
+    end = f"the leg's newest checkpoint is that of iteration {saved}" if saved else "the leg left no checkpoint"
+    return Outcome(
+        exit=Exit.NOT_COMPARABLE,
+        verdict=f"--resume-at {','.join(map(str, stops))}: nothing was resumed at iteration {stop} ({end}), so nothing "
+        "is proved; name iterations before the end of the run, or train for longer",
+        facts={"not_resumed_at": stop, "newest_checkpoint": saved or None},
+    )
 
 
 def run_leg(

@@ -6,13 +6,18 @@ import datetime
 import sys
 from pathlib import Path
 
+import pytest
+
 from megatron.determinism.report import Exit
 from megatron.determinism.verify import default_folder, verify
 
-# A stand-in for a training command: writes the fingerprint of a run whose weights depend on what argv says.
+# A stand-in for a training command: writes the fingerprint of a run whose weights depend on what argv says, and a
+# checkpoint where it stops, at the latest in iteration 7.
 LEG = """
 import os, sys
 from pathlib import Path
+from megatron.core.dist_checkpointing.facts import FACTS_FILE
+from megatron.core.dist_checkpointing.folder import iteration_folder
 from tests.support.fingerprints import record, write_folder
 sys.argv[:] = [word for word in sys.argv if word]
 folder = Path(sys.argv[sys.argv.index("--fingerprint-dir") + 1])
@@ -25,6 +30,11 @@ if "--save" in sys.argv:
     print("argv", *sys.argv[4:])
     first = "--load" not in sys.argv
     last = "--exit-interval" not in sys.argv
+    stop = 7 if last else min(7, int(sys.argv[sys.argv.index("--exit-interval") + 1]))
+    saved = iteration_folder(Path(sys.argv[sys.argv.index("--save") + 1]), stop)
+    if kind != "saveless":
+        saved.mkdir(parents=True, exist_ok=True)
+        (saved / FACTS_FILE).touch()
     digest = "1" * 32 if kind == "forgets" and not first else digest
     if last:
         write_folder(folder, [record(1), record(2, params=digest)])
@@ -106,6 +116,30 @@ def test_resume_that_forgets_something_is_different(tmp_path: Path):
     outcome = verify(launch("forgets"), tmp_path, runs=2, resume_at=(1,))
     assert outcome.exit == Exit.DIFFERENT
     assert "leg_resumed" in outcome.details[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stops", "said"),
+    [
+        ("steady", (2, 9), "nothing was resumed at iteration 9 (the leg's newest checkpoint is that of iteration 7)"),
+        ("steady", (7,), "nothing was resumed at iteration 7 (the leg's newest checkpoint is that of iteration 7)"),
+        ("saveless", (2,), "nothing was resumed at iteration 2 (the leg left no checkpoint)"),
+    ],
+)
+def test_a_leg_that_was_not_resumed_proves_nothing(tmp_path: Path, kind: str, stops: tuple[int, ...], said: str):
+    outcome = verify(launch(kind), tmp_path, runs=1, resume_at=stops)
+    assert outcome.exit == Exit.NOT_COMPARABLE, outcome
+    assert f"--resume-at {','.join(map(str, stops))}: {said}" in outcome.verdict
+
+
+@pytest.mark.parametrize("words", [["--train-iters", "9", "--train-iters", "7"], ["--train-iters=7"]])
+def test_an_iteration_beyond_the_run_is_refused_before_any_leg(tmp_path: Path, words: list[str]):
+    for stops in ((7,), (2, 8)):
+        outcome = verify([*launch("steady"), *words], tmp_path / "v", runs=2, resume_at=stops)
+        assert outcome.exit == Exit.NOT_COMPARABLE
+        assert f"--resume-at {','.join(map(str, stops))} with --train-iters 7" in outcome.verdict
+        assert "below 7" in outcome.verdict
+    assert not (tmp_path / "v").exists()
 
 
 def test_saving_belongs_to_the_resumed_leg(tmp_path: Path):
