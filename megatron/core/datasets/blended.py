@@ -44,9 +44,14 @@ def parse_blend(words: Sequence[str], flag: str) -> Blend:
         missing = next(word for word, weight in zip(words[::2], weights, strict=True) if weight is None)
         raise ConfigError([Problem(given, f"a number in every second place or in none; {missing!r} is none", flag)])
     else:
-        blend = Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=tuple(w for w in weights if w))
-        if not all(w is not None and 0 < w < math.inf for w in weights):
-            raise ConfigError([Problem(given, "weights above 0", flag)])
+        known = tuple(weight for weight in weights if weight is not None)
+        blend = Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=known)
+        pairs = zip(words[::2], known, strict=True)
+        wrong = [f"{word} is {weight}" for word, weight in pairs if not 0 < weight < math.inf]
+        if not wrong and math.isinf(sum(known)):
+            wrong = ["their sum is inf"]
+        if wrong:
+            raise ConfigError([Problem(given, f"finite weights above 0 with a finite sum; {wrong[0]}", flag)])
     if not all(blend.prefixes):
         raise ConfigError([Problem(f"an empty word behind {flag}", "the prefix of a data set", flag)])
     if len(blend.prefixes) > MAX_MEMBERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -34,8 +35,8 @@ def split_problems(split: str) -> list[Problem]:
     if not 1 <= len(shares) <= len(SPLIT_NAMES) or "-" in split:
         found = ", ".join(picked) or "none"
         return [Problem(given, f"one to three numbers of 0 or more, found {found}", change)]
-    if sum(shares) <= 0:
-        return [Problem(given, "at least one share above 0", change)]
+    if not 0 < sum(shares) < math.inf:
+        return [Problem(given, "at least one share above 0, and a finite sum", change)]
     return []
 
 

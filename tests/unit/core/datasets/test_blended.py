@@ -45,6 +45,23 @@ def test_bad_spelling_is_refused(words):
         parse_blend(words, "--train-data-path")
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("1e400", "a", "1", "b"), "1e400 is inf"),
+        (("1", "a", "nan", "b"), "nan is nan"),
+        (("1", "a", "0", "b"), "0 is 0.0"),
+        (("1e308", "a", "1e308", "b"), "their sum is inf"),
+    ],
+)
+def test_a_wrong_weight_is_named_with_its_reason(words, reason):
+    with pytest.raises(ConfigError) as caught:
+        parse_blend(words, "--data-path")
+    (problem,) = caught.value.problems
+    assert problem.given == f"--data-path {' '.join(words)}"
+    assert problem.needed == f"finite weights above 0 with a finite sum; {reason}"
+
+
 def _member(num_documents: int) -> GPTDataset:
     source = MockDocuments(100, 99)
     plan = plan_samples(int(source.sequence_lengths[:num_documents].sum()), 64, None)

@@ -22,7 +22,7 @@ def test_shares(text, shares):
     assert parse_split(text) == shares
 
 
-@pytest.mark.parametrize("text", ["", "a,b", "1,2,3,4", "0,0,0", "1.2.3", "-1,2,3"])
+@pytest.mark.parametrize("text", ["9" * 400, "", "a,b", "1,2,3,4", "0,0,0", "1.2.3", "-1,2,3"])
 def test_refused(text):
     with pytest.raises(ConfigError, match="--split"):
         parse_split(text)
