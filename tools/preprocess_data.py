@@ -243,7 +243,8 @@ def _texts(document: RawDocument, keys: tuple[str, ...]) -> dict[str, str]:
         return {TEXT_KEY: text}
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Also for numbers of too many digits and brackets nested too deep.
         raise DamagedInputError(f"{document.place}: not JSON: {error}") from error
     for key in keys:
         if not isinstance(content, dict) or not isinstance(content.get(key), str):

@@ -62,7 +62,7 @@ class GPT2BPETokenizer(Tokenizer):
 def _ids(path: Path, text: str) -> dict[str, int]:
     try:
         ids = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedInputError(f"{path}: not JSON: {error}") from error
     if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
         raise DamagedInputError(f"{path}: needs an object of tokens and ids")

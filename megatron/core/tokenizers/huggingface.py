@@ -137,7 +137,7 @@ def _tokenizer_file(model: str) -> Path:
 def _checked_json(path: Path, text: str, key: str | None) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedInputError(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict) or (key is not None and key not in content):
         needed = "an object" if key is None else f'an object with the key "{key}"'

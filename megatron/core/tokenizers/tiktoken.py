@@ -133,7 +133,7 @@ def _merges(path: Path, text: str) -> list[bytes]:
     """The file's tokens in order of rank."""
     try:
         entries = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedInputError(f"{path}: not JSON: {error}") from error
     if not isinstance(entries, list):
         raise DamagedInputError(f"{path}: needs a list of tokens; is it another kind of file?")

@@ -122,7 +122,7 @@ def _read_per_split(path: str) -> tuple[Sequence[str] | None, ...]:
     text = _read_argument(path, flag)
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([Problem(f"{flag} {path}, which is not JSON ({error})", needed, flag)]) from error
     if not isinstance(content, dict) or not set(content) <= set(SPLIT_NAMES):
         raise ConfigError([Problem(f"{flag} {path}", needed, flag)])

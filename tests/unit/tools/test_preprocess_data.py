@@ -92,6 +92,8 @@ def test_workers_change_nothing(tmp_path: Path):
         ("a.txt", b"good\nba\xffd", "a.txt: line 2: byte 3 of the line (0xff) is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "\xe9"}\n', "a.jsonl: line 3: byte 11 of the line (0xe9) is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: line 2: not JSON"),
+        pytest.param("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "a.jsonl: line 2: not JSON", id="deep"),
+        pytest.param("a.jsonl", b"1" * 5000, "a.jsonl: line 1: not JSON", id="long number"),
         ("a.jsonl", b'{"body": "a"}\n', 'a.jsonl: line 1: needs an object whose "text" is a text'),
         ("a.jsonl", b'{"text": 3}\n', 'a.jsonl: line 1: needs an object whose "text" is a text'),
         ("a.jsonl", b"[1]\n", "a.jsonl: line 1: needs an object"),
