@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from megatron.determinism.leg_log import read_failure
 from megatron.training.observe.curves import draw_curves, read_metrics
+from megatron.training.setup.closed_pipe import outlasting_readers
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_CHARACTERS = 8_000_000
@@ -138,6 +139,7 @@ def compare(left: Path, right: Path) -> tuple[bool, str]:
     return done.returncode == 0, (done.stdout or done.stderr).strip().splitlines()[0]
 
 
+@outlasting_readers()
 def main(argv: Sequence[str]) -> int:
     """Run everything; 0 only if all launches of every layout are bitwise identical and the model learned."""
     parser = argparse.ArgumentParser(description=__doc__)

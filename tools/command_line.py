@@ -13,6 +13,7 @@ from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.config.fields import flags_of
 from megatron.core.datasets.indexed_dataset import bin_path, idx_path
 from megatron.training.config.folder_rules import unusable
+from megatron.training.setup.closed_pipe import outlasting_readers
 
 Config = TypeVar("Config")
 
@@ -46,6 +47,7 @@ def wrote(prefix: str, *, replaced: bool) -> str:
     return f"wrote {bin_path(prefix)} and {idx_path(prefix)}" + " in place of those that were there" * replaced
 
 
+@outlasting_readers()
 def run_tool(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run a tool; a refused configuration is exit code 2, damaged input 3, a file that cannot be read or written 1,
     each with its message on stderr."""

@@ -25,8 +25,10 @@ from megatron.determinism.command_line import build_parser
 from megatron.determinism.compare import compare
 from megatron.determinism.trace_commands import COMMANDS, TAKE_LAUNCH, run_trace_command
 from megatron.determinism.verify import default_folder, verify
+from megatron.training.setup.closed_pipe import outlasting_readers
 
 
+@outlasting_readers()
 def run(argv: Sequence[str]) -> int:
     """Run one command and return its exit code; wrong usage ends the process with 2."""
     words = list(argv)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
+
+from megatron.training.setup.closed_pipe import Outlasting
 
 
 class Exit(enum.IntEnum):
@@ -36,11 +37,7 @@ class Outcome:
 
     def print(self, out: TextIO, *, as_json: bool) -> int:
         """Print to ``out`` (coloured on a terminal) and return the exit code, also where nobody reads to the end."""
-        try:
-            print(self._text(coloured=out.isatty(), as_json=as_json), file=out, flush=True)
-        except BrokenPipeError:
-            # What is left in the buffer must not be tried again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        print(self._text(coloured=out.isatty(), as_json=as_json), file=Outlasting(out), flush=True)
         return int(self.exit)
 
     def _text(self, *, coloured: bool, as_json: bool) -> str:

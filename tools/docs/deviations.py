@@ -45,6 +45,11 @@ DEVIATIONS = (
         "the rank that sees it raises an error",
     ),
     (
+        "standard output that nobody reads any more (`| head`)",
+        "the run goes on to its end, and says so once on standard error",
+        "the ranks that print end with BrokenPipeError",
+    ),
+    (
         "equal router scores",
         "the lowest expert id wins; the ids of a token ascend",
         "as the device's top-k happens to choose",

@@ -35,6 +35,7 @@ from megatron.training.config.resume_rules import (
 )
 from megatron.training.config.run import RunConfig
 from megatron.training.config.validate import config_problems, without_repeats
+from megatron.training.setup.closed_pipe import outlasting_readers
 from megatron.training.setup.environment import Launch, export, find_launch, rank_or_zero, read_environment
 from megatron.training.setup.pinned_environment import environment_problems, values_to_set
 
@@ -47,6 +48,7 @@ INTERRUPTED = 130
 """What a shell makes of the end by SIGINT."""
 WAIT_S = 3.0
 """How long a rank other than the first waits before it exits with a refusal."""
+_GOES_ON = "warning: nobody reads standard output any more; the run goes on, without the lines it would have there"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,10 +112,16 @@ def checked_config(argv: Sequence[str]) -> RunConfig:
     and the argument dump.
     """
     environment = read_environment()
-    if wants_help(argv):
-        if rank_or_zero(environment) == 0:
+    if not wants_help(argv):
+        with outlasting_readers(_GOES_ON):
+            return _started(argv, environment)
+    if rank_or_zero(environment) == 0:
+        with outlasting_readers():
             print(help_text(Path(sys.argv[0]).name))
-        raise SystemExit(0)
+    raise SystemExit(0)
+
+
+def _started(argv: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
     try:
         start = start_up(argv, environment)
     except ConfigError as error:
@@ -145,6 +153,7 @@ def refuse(error: ConfigError | DamagedInputError, rank: int, *, local: bool = F
     return error.exit_code
 
 
+@outlasting_readers(_GOES_ON)
 def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
     """Run to the end and return the exit code of the process: 0 done, 2 refused, 3 damaged input, 4 stopped by its own
     watch, 1 a checkpoint or another file that the disk did not take, 130 interrupted from the keyboard. Other errors
