@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import datetime
 import gc
+import socket
+import sys
+import time
 
 import torch
 import torch.distributed as dist
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.training.setup.environment import Launch, export
+
+RESOLVE_S = 60.0
+"""How long a name may take to become known, as that of a container that is still starting."""
 
 
 def pick_device(backend: str | None, launch: Launch) -> torch.device:
@@ -48,6 +54,7 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
     if launch.world_size > 1:
         if launch.source != "torchrun":
             export({"MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port)})
+        _require_known_address(launch)
         try:
             dist.init_process_group(
                 name,
@@ -66,6 +73,35 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
             )
             raise ConfigError([problem]) from error
     return name
+
+
+def _require_known_address(launch: Launch) -> None:
+    """Wait until the meeting place's name is known here; torch would say so in a stack of its own, after its time-out.
+
+    Raises:
+        ConfigError: it is still unknown after ``RESOLVE_S``.
+    """
+    give_up = time.monotonic() + RESOLVE_S
+    waiting = False
+    while (reason := _why_unknown(launch.master_addr, launch.master_port)) is not None:
+        given = f"MASTER_ADDR={launch.master_addr} for rank {launch.rank} of {launch.world_size} ({reason})"
+        if time.monotonic() >= give_up:
+            change = "MASTER_ADDR; for torchrun --master-addr, or --local-addr of the first machine with c10d"
+            raise ConfigError([Problem(given, "a name or address that this machine can look up", change, local=True)])
+        if not waiting and launch.local_rank == 0:
+            print(f"warning: {given}; trying for {RESOLVE_S:.0f} s", file=sys.stderr, flush=True)
+        waiting = True
+        time.sleep(1.0)
+
+
+def _why_unknown(host: str, port: int) -> str | None:
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror
+    except UnicodeError as error:
+        return str(error)
+    return None
 
 
 def stop_process_group() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from megatron.core.config.errors import ConfigError
+from megatron.training.setup import distributed
 from megatron.training.setup.distributed import start_process_group
 from megatron.training.setup.environment import Launch
 
@@ -24,3 +25,32 @@ def test_a_meeting_place_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch)
     assert problem.given.startswith(f"MASTER_ADDR=127.0.0.1 with MASTER_PORT={port} for rank 0 of 2 (")
     assert "in use" in problem.given and "\n" not in problem.given
     assert problem.change.startswith("MASTER_ADDR or MASTER_PORT")
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid", "two..dots", ""])
+def test_an_address_that_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(distributed, "RESOLVE_S", 0.0)
+    monkeypatch.setenv("MASTER_ADDR", address)
+    launch = Launch(rank=1, world_size=2, local_rank=1, master_addr=address, source="torchrun")
+    with pytest.raises(ConfigError) as refused:
+        start_process_group(launch, "gloo", torch.device("cpu"), 1)
+    (problem,) = refused.value.problems
+    assert problem.given.startswith(f"MASTER_ADDR={address} for rank 1 of 2 (")
+    assert (problem.change.partition(";")[0], problem.local) == ("MASTER_ADDR", True)
+
+
+def test_a_name_that_becomes_known_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([socket.gaierror(socket.EAI_NONAME, "unknown"), socket.gaierror(socket.EAI_AGAIN, "busy"), None])
+
+    def look_up(*_: object, **__: object) -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(distributed.time, "sleep", lambda _: None)
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, **__: None)
+    launch = Launch(rank=0, world_size=2, master_addr="soon", source="torchrun")
+    assert start_process_group(launch, "gloo", torch.device("cpu"), 1) == "gloo"
+    assert capsys.readouterr().err == "warning: MASTER_ADDR=soon for rank 0 of 2 (unknown); trying for 60 s\n"
