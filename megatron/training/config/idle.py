@@ -13,12 +13,13 @@ from megatron.training.config.trace import traced_iterations
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Idle:
     """Fields of one group that have no effect where ``missing`` holds for the settings in effect; ``needed`` says what
-    would give them one. ``*`` at the end of a name stands for any end."""
+    would give them one, ``instead`` what they do without it. ``*`` at the end of a name stands for any end."""
 
     needed: str
     missing: Callable[[RunConfig], bool]
     group: str
     names: tuple[str, ...]
+    instead: str | None = None
 
 
 def _lies_beyond(iteration: int, config: RunConfig) -> bool:
@@ -26,13 +27,25 @@ def _lies_beyond(iteration: int, config: RunConfig) -> bool:
     return config.training.train_iters is not None and iteration > config.training.train_iters
 
 
-def _first_beyond(group: str, name: str) -> Idle:
+def _first_beyond(group: str, name: str, instead: str | None = None) -> Idle:
     """The first iteration at which a setting does anything lies beyond the run."""
     return Idle(
+        instead=instead,
         needed="iterations that far (--train-iters)",
         missing=lambda config: _lies_beyond(getattr(getattr(config, group), name) or 0, config),
         group=group,
         names=(name,),
+    )
+
+
+def _skipped(group: str, *names: str, instead: str | None = None) -> Idle:
+    """Settings of training where there is none."""
+    return Idle(
+        needed="training (--skip-train leaves it out)",
+        missing=lambda config: config.training.skip_train,
+        group=group,
+        names=names,
+        instead=instead,
     )
 
 
@@ -47,6 +60,10 @@ IDLE = (
         group="checkpoint",
         names=("save_interval", "save_retain_interval", "save_optim", "save_rng", "async_save"),
     ),
+    _skipped("checkpoint", "save", "save_*", "async_save"),
+    _skipped("fingerprint", "fingerprint_dir", instead="leaves an empty fingerprint"),
+    _skipped("training", "exit_*", "check_weight_hash_across_dp_replicas_interval", "replay_check_interval"),
+    _skipped("profile", "profile"),
     Idle(
         needed="--load",
         missing=lambda config: config.checkpoint.load is None and config.checkpoint.pretrained_checkpoint is None,
@@ -65,11 +82,12 @@ IDLE = (
         group="fingerprint",
         names=("fingerprint_interval", "fingerprint_level"),
     ),
-    _first_beyond("fingerprint", "fingerprint_interval"),
+    _first_beyond("fingerprint", "fingerprint_interval", "leaves an empty fingerprint"),
     _first_beyond("training", "check_weight_hash_across_dp_replicas_interval"),
     _first_beyond("training", "replay_check_interval"),
-    _first_beyond("training", "start_eval_at_iter"),
+    _first_beyond("training", "start_eval_at_iter", "leaves out every evaluation of validation data"),
     Idle(
+        instead="leaves a trace of no iteration",
         needed="iterations that far (--train-iters)",
         missing=lambda config: _lies_beyond(traced_iterations(config.trace)[0], config),
         group="trace",
@@ -211,7 +229,8 @@ def idle_notes(named: Collection[tuple[str, str]], resolved: RunConfig) -> list[
         flags = [flag for name in mine if (flag := spelling_of(type(group), name)) not in told]
         told |= set(flags)
         if flags:
-            notes.append(f"{', '.join(flags)} {'have' if len(flags) > 1 else 'has'} no effect without {rule.needed}")
+            idle = "have no effect" if len(flags) > 1 else "has no effect"
+            notes.append(f"{', '.join(flags)} {rule.instead or idle} without {rule.needed}")
     return notes
 
 

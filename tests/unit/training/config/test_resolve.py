@@ -275,7 +275,7 @@ def test_what_was_given_counts_also_where_it_is_the_default():
         "--num-experts has no effect without a mixture of experts (E) in --hybrid-layer-pattern",
     ]
     assert idle("--trace-dir", "t", "--trace-iterations", "4:5") == [
-        "--trace-iterations has no effect without iterations that far (--train-iters)"
+        "--trace-iterations leaves a trace of no iteration without iterations that far (--train-iters)"
     ]
     assert idle("--trace-dir", "t", "--trace-iterations", "3:5") == []
     assert idle("--profile", "--use-pytorch-profiler", "--run-dir", "r") == [
@@ -285,17 +285,17 @@ def test_what_was_given_counts_also_where_it_is_the_default():
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "what"),
     [
-        "--fingerprint-dir f --fingerprint-interval",
-        "--check-weight-hash-across-dp-replicas-interval",
-        "--deterministic-mode --replay-check-interval",
-        "--eval-interval 1 --start-eval-at-iter",
+        ("--fingerprint-dir f --fingerprint-interval", "leaves an empty fingerprint"),
+        ("--check-weight-hash-across-dp-replicas-interval", "has no effect"),
+        ("--deterministic-mode --replay-check-interval", "has no effect"),
+        ("--eval-interval 1 --start-eval-at-iter", "leaves out every evaluation of validation data"),
     ],
 )
-def test_what_begins_beyond_the_run_is_announced(words: str):
+def test_what_begins_beyond_the_run_is_announced(words: str, what: str):
     flag = words.split()[-1]
-    assert idle(*words.split(), "4") == [f"{flag} has no effect without iterations that far (--train-iters)"]
+    assert idle(*words.split(), "4") == [f"{flag} {what} without iterations that far (--train-iters)"]
     assert idle(*words.split(), "3") == []
 
 
@@ -309,6 +309,16 @@ def test_settings_without_what_they_belong_to_are_announced_together():
         "--num-query-groups has no effect without --group-query-attention",
         "--rotary-base has no effect without --position-embedding-type rope",
         "--num-experts, --moe-router-topk have no effect without a mixture of experts (E) in --hybrid-layer-pattern",
+    ]
+
+
+def test_settings_of_training_are_announced_where_there_is_none():
+    words = ["--skip-train", "--eval-interval", "1", "--save", "s", "--save-interval", "2", "--fingerprint-dir", "f"]
+    without = "without training (--skip-train leaves it out)"
+    assert idle(*words, "--exit-interval", "2") == [
+        f"--save, --save-interval have no effect {without}",
+        f"--fingerprint-dir leaves an empty fingerprint {without}",
+        f"--exit-interval has no effect {without}",
     ]
 
 
