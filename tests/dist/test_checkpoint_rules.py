@@ -163,11 +163,13 @@ def test_overridden_iteration_takes_its_place_in_the_data(saved: Path, tmp_path:
 
 def test_changed_settings_are_announced_and_recorded(saved: Path, tmp_path: Path) -> None:
     words = f"{QUICK} --load {saved} --ckpt-step 4 --hidden-dropout 0.1 --fingerprint-dir {tmp_path}"
-    out = finished(1, words)
+    out = finished(1, f"{words} --moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 0.5 0.25")
     assert "not as in the checkpoint: --hidden-dropout was 0.0, is 0.1" in out
+    assert "not as in the checkpoint: --moe-aux-loss-coeff was '0.01', is '0.5 0.25'" in out
     (branch,) = read_manifest(tmp_path)["trajectory"]["branches"]
     assert branch["iteration"] == 4
-    assert branch["changed"] == {"recipe.model.hidden_dropout": [0.0, 0.1]}
+    assert branch["changed"]["recipe.model.hidden_dropout"] == [0.0, 0.1]
+    assert branch["changed"]["recipe.model.moe_aux_loss_coeff"] == [[0.01], [0.5, 0.25]]
 
 
 def test_flags_that_allow_what_does_not_happen_may_stand_in_the_command(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from megatron.training.config.manifest import (
     differences,
     flag_of,
     save_folder_problems,
+    shown_value,
     sources_part,
     with_sources,
 )
@@ -143,7 +144,8 @@ class Checkpointer:
             mine = sources_part(self._config.with_effect("operational"))
             facts = self._source.facts if self._source else {}
             for path, then, now in with_sources(changed, facts.get("sources", mine), mine):
-                self._say(f"not as in the checkpoint: {flag_of(path)} was {then!r}, is {now!r}")
+                before, here = shown_value(path, then), shown_value(path, now)
+                self._say(f"not as in the checkpoint: {flag_of(path)} was {before!r}, is {here!r}")
             if changed:
                 at, paths = self._start.position.iteration, {path: [then, now] for path, then, now in changed}
                 branches.append({"iteration": at, "why": ["settings"], "changed": paths})

@@ -176,11 +176,9 @@ def telling(found: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
 
 
 def shown_value(path: str, value: Any) -> Any:
-    """A value of a manifest for people: where a run branched off in words, lists as they are given."""
-    if path.startswith("operational.") and isinstance(value, list):
-        return " ".join(map(str, value))
+    """A value of a manifest for people: where a run branched off in words, lists as a command line has them."""
     if path != "branches":
-        return value
+        return " ".join(map(str, value)) if isinstance(value, list) else value
     return ", ".join(f"at iteration {each['iteration']} ({', '.join(each['why'])})" for each in value or ()) or "none"
 
 
