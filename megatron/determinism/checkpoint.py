@@ -5,17 +5,25 @@ A program of its own, ``python -m megatron.determinism.checkpoint``: reading ten
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from megatron.core.config.errors import DamagedInputError
-from megatron.core.digest.bits import first_difference
+from megatron.core.digest.bits import Difference, first_difference
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, DamagedFactsError
-from megatron.core.dist_checkpointing.stored import StoredCheckpoint
+from megatron.core.dist_checkpointing.flat_tensor import TensorFacts
+from megatron.core.dist_checkpointing.integrity import problems_of
+from megatron.core.dist_checkpointing.progress import SlowProgress
+from megatron.core.dist_checkpointing.stored import AT_ONCE_BYTES, THREADS, StoredCheckpoint, lots
 from megatron.determinism.command_line import build_parser
 from megatron.determinism.report import Exit, Outcome
 
@@ -38,14 +46,8 @@ def verify_checkpoint(folder: Path) -> Outcome:
         )
     except DamagedInputError as error:
         return _no_checkpoint(error)
-    problems = stored.file_problems()
-    tensors: dict[str, str] = {}
-    for key, stated in stored.facts["tensors"].items():
-        try:
-            if stored.digest(key) != stated["digest"]:
-                tensors[key] = "not the values that were saved"
-        except DamagedInputError as error:
-            tensors[key] = str(error)
+    size = sum(file["bytes"] for file in stored.facts["files"].values())
+    problems, tensors = problems_of(stored, SlowProgress(f"verifying {stored.folder}", size, out=sys.stderr))
     facts = {
         "checkpoint": str(stored.folder),
         "damaged_files": sorted(problems),
@@ -137,10 +139,7 @@ def _diff(a: StoredCheckpoint, b: StoredCheckpoint) -> Outcome:
     for name in (*PROGRESS, "schedule"):
         if a.facts.get(name) != b.facts.get(name):
             found[name] = f"{a.facts.get(name)} in A, {b.facts.get(name)} in B"
-    for key in keys:
-        difference = _tensor_difference(a, b, key)
-        if difference is not None:
-            found[key] = difference
+    found |= _tensor_differences(a, b, keys)
     facts: dict[str, Any] = {
         "a": str(a.folder),
         "b": str(b.folder),
@@ -162,26 +161,116 @@ def _diff(a: StoredCheckpoint, b: StoredCheckpoint) -> Outcome:
     )
 
 
-def _tensor_difference(a: StoredCheckpoint, b: StoredCheckpoint, key: str) -> str | None:
-    """How a tensor differs; ``None`` where its bits agree."""
-    there = [key in c.facts["tensors"] for c in (a, b)]
-    if not all(there):
-        return f"only in {'A' if there[0] else 'B'}"
-    left, right = a.values(key), b.values(key)
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return f"{left.dtype}{list(left.shape)} in A, {right.dtype}{list(right.shape)} in B"
-    difference = first_difference(left, right)
-    if difference is None:
+def _tensor_differences(a: StoredCheckpoint, b: StoredCheckpoint, keys: Sequence[str]) -> dict[str, str]:
+    """How which tensors differ, in the order of the keys.
+
+    Raises:
+        DamagedInputError: a tensor cannot be read; the first one of the order.
+    """
+    found: dict[str, str] = {}
+    for key in keys:
+        there = [key in c.facts["tensors"] for c in (a, b)]
+        if not all(there):
+            found[key] = f"only in {'A' if there[0] else 'B'}"
+        elif (left := a.tensor(key)) != (right := b.tensor(key)):
+            sides = [f"{of.torch_dtype}[{of.numel}] in {side}" for side, of in (("A", left), ("B", right))]
+            found[key] = ", ".join(sides)
+    found |= _Comparison(a, b).differences([key for key in keys if key not in found])
+    return {key: found[key] for key in keys if key in found}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes ``at ... at + count`` of a tensor: why they cannot be read in A and in B, and how they differ."""
+
+    key: str
+    at: int
+    count: int
+    errors: tuple[str | None, ...] = ()
+    difference: Difference | None = None
+
+
+class _Comparison:
+    """Of the tensors of two checkpoints, by as many threads as there are cores; each holds ``AT_ONCE_BYTES`` of both
+    sides."""
+
+    def __init__(self, a: StoredCheckpoint, b: StoredCheckpoint) -> None:
+        self._sides = (a, b)
+        self._own = threading.local()
+
+    def differences(self, keys: Sequence[str]) -> dict[str, str]:
+        """How which of these tensors differ; both sides know them by the same facts."""
+        a, b = self._sides
+        parts = [_Part(key, *lot) for key in keys for lot in lots(a.tensor(key).nbytes)]
+        progress = SlowProgress(f"comparing {a.folder} with {b.folder}", sum(p.count for p in parts), out=sys.stderr)
+
+        def compared(part: _Part) -> _Part:
+            done = self._compare(part)
+            progress.add(part.count)
+            return done
+
+        found: dict[str, str] = {}
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint-diff")
+        try:
+            for key, of_key in itertools.groupby(pool.map(compared, parts), key=lambda part: part.key):
+                words = _difference_of(a.tensor(key), list(of_key))
+                if words is not None:
+                    found[key] = words
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return found
+
+    def _compare(self, part: _Part) -> _Part:
+        dtype, buffers = self._sides[0].tensor(part.key).torch_dtype, self._buffers()
+        values = [buffer[: part.count].view(dtype) for buffer in buffers]
+        errors = tuple(
+            _why_unread(stored, part.key, out, part.at // dtype.itemsize)
+            for stored, out in zip(self._sides, values, strict=True)
+        )
+        if any(errors):
+            return replace(part, errors=errors)
+        # Eight bytes at once, by NumPy: nearly as fast as they are read.
+        for buffer in buffers:
+            buffer[part.count :][:8].zero_()
+        left, right = (buffer[: -(-part.count // 8) * 8].view(torch.int64).numpy() for buffer in buffers)
+        return part if numpy.array_equal(left, right) else replace(part, difference=first_difference(*values))
+
+    def _buffers(self) -> tuple[torch.Tensor, ...]:
+        """This thread's."""
+        if not hasattr(self._own, "buffers"):
+            self._own.buffers = tuple(torch.empty(AT_ONCE_BYTES, dtype=torch.uint8) for _ in self._sides)
+        return self._own.buffers
+
+
+def _why_unread(stored: StoredCheckpoint, key: str, out: torch.Tensor, start: int) -> str | None:
+    try:
+        stored.read(key, out, start)
+    except DamagedInputError as error:
+        return str(error)
+    return None
+
+
+def _difference_of(facts: TensorFacts, parts: Sequence[_Part]) -> str | None:
+    """What the parts of one tensor say together.
+
+    Raises:
+        DamagedInputError: a part cannot be read; in A before one in B.
+    """
+    for errors in zip(*(part.errors for part in parts if part.errors), strict=True):
+        for error in filter(None, errors):
+            raise DamagedInputError(error)
+    unequal = [(part.at // facts.torch_dtype.itemsize, part.difference) for part in parts if part.difference]
+    if not unequal:
         return None
-    shard, index = divmod(difference.index[0], a.tensor(key).shard_numel)
-    one, other = (_shown(values, difference.index[0]) for values in (left, right))
+    begin, first = unequal[0]
+    shard, index = divmod(begin + first.index[0], facts.shard_numel)
     return (
-        f"{difference.count} of {difference.numel} elements; first {index} of shard {shard}: {one} in A, {other} in B"
+        f"{sum(found.count for _, found in unequal)} of {facts.numel} elements; first {index} of shard {shard}: "
+        f"{_shown(first.left)} in A, {_shown(first.right)} in B"
     )
 
 
-def _shown(values: torch.Tensor, index: int) -> str:
-    value = values[index].item()
+def _shown(value: float) -> str:
     return f"{value.hex()} ({value!r})" if isinstance(value, float) else str(value)
 
 

@@ -87,7 +87,7 @@ def misread(numel: int) -> None:
         return
     read, spoiled = EntryReader.read, []
 
-    def reading(self: EntryReader, place: writer.Place, out: torch.Tensor, start: int | None = None) -> None:
+    def reading(self: EntryReader, place: writer.Place, out: torch.Tensor, start: int = 0) -> None:
         read(self, place, out, start)
         if out.numel() == numel and out.dtype == torch.float32 and not spoiled:
             spoiled.append(place)

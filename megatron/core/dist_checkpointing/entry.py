@@ -6,16 +6,19 @@ type and shape are in DCP's metadata, and digests prove the values.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
 import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.regular_file import NoFileError, open_regular
 from megatron.core.dist_checkpointing.writer import Place
 
 CHUNK = 1 << 24
@@ -58,35 +61,63 @@ class EntryReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._own = threading.local()
+        self._found: dict[tuple[str, int, int], tuple[int, int]] = {}
 
-    def read(self, place: Place, out: torch.Tensor, start: int | None = None) -> None:
-        """Fill ``out``, flat and contiguous, with values from element ``start`` on; ``None``: with all of them.
+    def read(self, place: Place, out: torch.Tensor, start: int = 0, *, nbytes: int | None = None) -> None:
+        """Fill ``out``, flat and contiguous, with values from element ``start`` on. With ``nbytes`` there have to be so
+        many bytes of values in all.
 
         Raises:
             DamagedInputError: the file is missing or too short, or has no such values there; names it.
         """
+        with self._opened(place) as file:
+            first = start * out.element_size()
+            begin, length = self._values_in(file, place, nbytes)
+            if first + out.nbytes > length:
+                raise ValueError(f"{length} bytes of values, {first + out.nbytes} were expected")
+            file.seek(begin + first)
+            self._fill(file, out.view(torch.uint8))
+
+    def locate(self, place: Place, nbytes: int) -> int:
+        """Where in the file the values begin, of which there have to be so many bytes.
+
+        Raises:
+            DamagedInputError: as ``read``.
+        """
+        with self._opened(place) as file:
+            return self._values_in(file, place, nbytes)[0]
+
+    @contextlib.contextmanager
+    def _opened(self, place: Place) -> Iterator[io.FileIO]:
         path = self._folder / place.relative_path
         try:
-            with path.open("rb", buffering=0) as file:
-                begin, length = _values_of(file, place)
-                first = (start or 0) * out.element_size()
-                if first + out.nbytes > length or (start is None and out.nbytes < length):
-                    raise ValueError(f"{length} bytes of values, {first + out.nbytes} were expected")
-                file.seek(begin + first)
-                self._fill(file, out.view(torch.uint8))
+            with open_regular(path) as file:
+                yield file
         except FileNotFoundError as error:
             raise DamagedInputError(f"{path}: no such file") from error
+        except NoFileError as error:
+            raise DamagedInputError(f"{path} cannot be read: {error}") from error
         except (OSError, ValueError, KeyError, OverflowError, RuntimeError, zipfile.BadZipFile, struct.error) as error:
             raise DamagedInputError(f"{path} is damaged at byte {place.offset}: {error}") from error
 
+    def _values_in(self, file: io.FileIO, place: Place, nbytes: int | None) -> tuple[int, int]:
+        """First byte of the values in the file, and how many there are; looked for once."""
+        key = (place.relative_path, place.offset, place.length)
+        if key not in self._found:
+            self._found[key] = _values_of(file, place)
+        begin, length = self._found[key]
+        if nbytes not in (None, length):
+            raise ValueError(f"{length} bytes of values, {nbytes} were expected")
+        return begin, length
+
     def _fill(self, file: io.FileIO, out: torch.Tensor) -> None:
         if not out.is_cuda:
-            _read_all(file, memoryview(out.numpy()))
+            read_all(file, memoryview(out.numpy()))
             return
         buffer = self._buffer()
         for piece in out.split(CHUNK):
             held = buffer[: piece.numel()]
-            _read_all(file, memoryview(held.numpy()))
+            read_all(file, memoryview(held.numpy()))
             piece.copy_(held)
 
     def _buffer(self) -> torch.Tensor:
@@ -114,7 +145,12 @@ def _values_of(file: io.FileIO, place: Place) -> tuple[int, int]:
     return place.offset + at, record.file_size
 
 
-def _read_all(file: io.FileIO, into: memoryview) -> None:
+def read_all(file: io.FileIO, into: memoryview) -> None:
+    """Fill the memory from where the file stands.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or ends before.
+    """
     while into:
         got = file.readinto(into)
         if not got:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import DamagedInputError
+from megatron.core.dist_checkpointing.regular_file import open_regular, read_regular
 
 FACTS_FILE = "metadata.json"
 FORMAT = "megatron-bitwise"
@@ -68,7 +69,7 @@ def read_facts(folder: Path) -> Facts:
     """
     path = folder / FACTS_FILE
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedInputError(f"{path}: no such file; {folder} is not a complete checkpoint") from error
     except OSError as error:
@@ -97,7 +98,7 @@ def read_facts(folder: Path) -> Facts:
 
 def sha256_file(path: Path) -> tuple[int, str]:
     """Size in bytes and SHA-256 of a file, read in pieces."""
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -110,8 +111,13 @@ def file_problem(folder: Path, name: str, stated: dict[str, Any]) -> str | None:
         return f"{path}: no such file"
     except OSError as error:
         return f"{path} cannot be read: {error}"
+    return unlike_stated(path, size, digest, stated)
+
+
+def unlike_stated(path: Path, size: int, sha256: str, stated: dict[str, Any]) -> str | None:
+    """What is wrong with a file of this size and SHA-256; ``None`` where they are as stated."""
     if size != stated["bytes"]:
         return f"{path}: {size} bytes, {stated['bytes']} were written"
-    if digest != stated["sha256"]:
+    if sha256 != stated["sha256"]:
         return f"{path}: its SHA-256 is not that of the file that was written"
     return None

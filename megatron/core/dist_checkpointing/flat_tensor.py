@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from megatron.core.digest.bits import digest_hex
-from megatron.core.ops.digest_pieces.definition import layout_free_digest
+from megatron.core.dist_checkpointing.host_digest import digest_on_host
+from megatron.core.ops.digest_pieces.definition import digest_of_words, shard_key, words_of, words_per_element
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,16 @@ class TensorFacts:
     def numel(self) -> int:
         """Elements of the flat tensor."""
         return torch.Size(self.shape).numel()
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """torch's type of that name."""
+        return getattr(torch, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat tensor."""
+        return self.numel * self.torch_dtype.itemsize
 
     @property
     def shard_numel(self) -> int:
@@ -138,11 +149,18 @@ def state_dict_of(pieces: Iterable[StoredPiece]) -> dict[str, torch.Tensor]:
 
 def digests_of(pieces: Iterable[StoredPiece]) -> dict[str, list[int]]:
     """Layout-free digest of what the pieces hold, by key, as two integers; to be added over all ranks."""
-    totals: dict[str, torch.Tensor] = {}
+    # Pieces of one place have the same keys: a parameter's master and moments.
+    places: dict[tuple[Any, ...], list[tuple[str, torch.Tensor]]] = {}
     for piece in pieces:
         shard, start = divmod(piece.begin, piece.facts.shard_numel)
-        digest = layout_free_digest(piece.values, piece.facts.name, shard, start)
-        totals[piece.key] = digest if piece.key not in totals else totals[piece.key] + digest
+        words = words_of(piece.values.contiguous())
+        place = (shard_key(piece.facts.name, shard), start * words_per_element(piece.values.dtype))
+        places.setdefault((*place, words.numel(), words.dtype, words.device), []).append((piece.key, words))
+    totals: dict[str, torch.Tensor] = {}
+    for (key, start, _, _, device), together in places.items():
+        digest = digest_on_host if device.type == "cpu" else digest_of_words
+        for (name, _), lanes in zip(together, digest([words for _, words in together], key, start), strict=True):
+            totals[name] = lanes if name not in totals else totals[name] + lanes
     if not totals:
         return {}
     values = torch.stack([total.cpu() for total in totals.values()]).tolist()

@@ -21,7 +21,7 @@ from megatron.core.dist_checkpointing.flat_tensor import (
     digests_of,
     state_dict_of,
 )
-from megatron.core.dist_checkpointing.progress import SlowProgress
+from megatron.core.dist_checkpointing.progress import progress_of_rank
 from megatron.core.dist_checkpointing.reader import FolderReader
 from megatron.core.dist_checkpointing.writer import MAX_FILES
 
@@ -112,7 +112,7 @@ def _read(folder: Path, wanted: Iterable[StoredPiece], group: CheckpointGroup) -
     if not state:
         return None
     total = sum(values.numel() * values.element_size() for tensor in state.values() for _, values in tensor.chunks)
-    progress = SlowProgress(f"loading checkpoint {folder}", total, shown=group.is_first)
+    progress = progress_of_rank(f"loading checkpoint {folder}", total, shown=group.is_first)
     try:
         with torch.no_grad():
             # Every rank plans for itself what to read where; nothing has to be agreed on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch.futures import Future
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.dist_checkpointing.entry import EntryReader
+from megatron.core.dist_checkpointing.progress import SlowProgress
+from megatron.core.dist_checkpointing.regular_file import read_regular
 from megatron.core.dist_checkpointing.writer import MAX_FILES, METADATA_FILE, Place
 
 _CLASSES = (
@@ -57,10 +59,12 @@ def read_metadata(folder: Path) -> Metadata:
     """
     path = folder / METADATA_FILE
     try:
-        metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        metadata = _MetadataUnpickler(io.BytesIO(read_regular(path))).load()
     except FileNotFoundError as error:
         raise DamagedInputError(f"{path}: no such file") from error
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except OSError as error:
+        raise DamagedInputError(f"{path} cannot be read: {error}") from error
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise DamagedInputError(f"{path} is damaged: {error}") from error
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
         raise DamagedInputError(f"{path} is not the metadata of a checkpoint")
@@ -75,13 +79,13 @@ class FolderReader(StorageReader):
 
     Args:
         folder: the checkpoint.
-        progress: told the bytes read so far after each entry.
+        progress: told the bytes that were read of each entry.
 
     Raises:
         DamagedInputError: see ``read_metadata``; here, because DCP would print the error with its traceback.
     """
 
-    def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
+    def __init__(self, folder: Path, progress: SlowProgress) -> None:
         self.folder = folder
         self._metadata = read_metadata(folder)
         self._progress = progress
@@ -114,25 +118,21 @@ class FolderReader(StorageReader):
             if item.type != LoadItemType.TENSOR or item.storage_index not in self._places:
                 raise DamagedInputError(f"{self.folder / METADATA_FILE} does not say where {item.storage_index} is")
             wanted.setdefault(item.storage_index, []).append(item)
-        done = 0
         in_order = sorted(wanted, key=lambda i: (self._places[i].relative_path, self._places[i].offset))
         with ThreadPoolExecutor(MAX_FILES, thread_name_prefix="checkpoint-entry") as pool:
-            for length in pool.map(lambda index: self._read_entry(index, wanted[index], planner), in_order):
-                done += length
-                self._progress(done)
+            for _ in pool.map(lambda index: self._read_entry(index, wanted[index], planner), in_order):
+                pass
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _read_entry(self, index: MetadataIndex, items: Sequence[ReadItem], planner: LoadPlanner) -> int:
-        """Read what is wanted of one entry; returns the bytes of it."""
-        done = 0
+    def _read_entry(self, index: MetadataIndex, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        """Read what is wanted of one entry."""
         for item in items:
             target = planner.resolve_tensor(item).detach()
             self._entries.read(self._places[index], target, item.storage_offsets[0])
             planner.commit_tensor(item, target)
-            done += target.nbytes
-        return done
+            self._progress.add(target.nbytes)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:

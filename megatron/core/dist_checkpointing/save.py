@@ -16,7 +16,7 @@ from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, n
 from megatron.core.dist_checkpointing.facts import Facts, encode_facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, add_digests, state_dict_of
 from megatron.core.dist_checkpointing.folder import commit, part_folder, remove_superseded, start_part
-from megatron.core.dist_checkpointing.progress import SlowProgress
+from megatron.core.dist_checkpointing.progress import progress_of_rank
 from megatron.core.dist_checkpointing.writer import RankWriter
 
 
@@ -73,7 +73,7 @@ def _write(request: SaveRequest, group: CheckpointGroup) -> tuple[list[str], lis
     """DCP's save into the part folder: what failed, and on the first rank every rank's files."""
     total = sum(piece.values.numel() * piece.values.element_size() for piece in request.pieces)
     what = f"saving checkpoint at iteration {request.iteration}"
-    progress = SlowProgress(what, total, shown=group.is_first)
+    progress = progress_of_rank(what, total, shown=group.is_first)
     writer = RankWriter(part_folder(request.root, request.iteration), group.rank, progress)
     try:
         dcp.save(

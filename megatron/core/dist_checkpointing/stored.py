@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,10 +14,15 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, Facts, file_problem, read_facts
-from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, add_digests, digests_of
+from megatron.core.dist_checkpointing.flat_tensor import TensorFacts
 from megatron.core.dist_checkpointing.folder import find_checkpoint
 from megatron.core.dist_checkpointing.reader import read_metadata
-from megatron.core.dist_checkpointing.writer import METADATA_FILE
+from megatron.core.dist_checkpointing.writer import METADATA_FILE, Place
+
+AT_ONCE_BYTES = 1 << 21
+"""Bytes of a tensor that a thread has in its hands."""
+THREADS = min(32, os.cpu_count() or 1)
+"""As many as there are cores; more than this Python does not keep busy."""
 
 
 def checkpoint_in(folder: Path) -> Path:
@@ -34,8 +42,17 @@ def checkpoint_in(folder: Path) -> Path:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements ``begin ... begin + numel`` of a flat tensor, which lie together in one entry."""
+
+    begin: int
+    numel: int
+    place: Place
+
+
 class StoredCheckpoint:
-    """One checkpoint folder, opened.
+    """One checkpoint folder, opened. Several threads may read from it.
 
     Raises:
         DamagedInputError: it is no checkpoint, or its ``metadata.json`` is damaged.
@@ -44,43 +61,39 @@ class StoredCheckpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = checkpoint_in(folder)
         self.facts: Facts = read_facts(self.folder)
-        self._entries = EntryReader(self.folder)
+        self.entries = EntryReader(self.folder)
         self._metadata: Metadata | None = None
+        self._spans: dict[str, list[Span]] = {}
 
     def tensor(self, key: str) -> TensorFacts:
         """What is known of one tensor."""
         return TensorFacts.stated(self.facts["tensors"][key])
 
-    def file_problems(self) -> dict[str, str]:
-        """What is wrong with which file; empty where every byte is the one that was written."""
-        stated = self.facts["files"]
-        found = {name: file_problem(self.folder, name, of) for name, of in sorted(stated.items())}
-        extra = {p.name for p in self.folder.iterdir()} - {*stated, FACTS_FILE}
-        problems = {name: text for name, text in found.items() if text is not None}
-        return problems | {name: f"{self.folder / name}: not part of the checkpoint" for name in sorted(extra)}
-
-    def ranges(self, key: str) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first element, values) of the stored ranges of one tensor, ascending and without a gap.
+    def spans(self, key: str) -> list[Span]:
+        """The stored ranges of one tensor, ascending and without a gap.
 
         Raises:
-            DamagedInputError: ranges are missing, or cannot be read.
+            DamagedInputError: DCP's metadata are damaged, or ranges are missing in them.
         """
+        if key not in self._spans:
+            self._spans[key] = self._find_spans(key)
+        return self._spans[key]
+
+    def _find_spans(self, key: str) -> list[Span]:
         metadata = self._metadata = self._metadata or self._proven_metadata()
         stored = metadata.state_dict_metadata.get(key)
         if not isinstance(stored, TensorStorageMetadata):
             raise DamagedInputError(f"{self.folder / METADATA_FILE} has no tensor {key}")
-        end = 0
+        spans, end = [], 0
         for chunk in sorted(stored.chunks, key=lambda chunk: chunk.offsets[0]):
-            begin = chunk.offsets[0]
             place = metadata.storage_data.get(MetadataIndex(key, chunk.offsets))
-            if begin != end or place is None:
+            if chunk.offsets[0] != end or place is None:
                 break
-            values = torch.empty(chunk.sizes, dtype=stored.properties.dtype)
-            self._entries.read(place, values)
-            yield begin, values
-            end = begin + values.numel()
+            spans.append(Span(end, chunk.sizes.numel(), place))
+            end += spans[-1].numel
         if end != self.tensor(key).numel:
             raise DamagedInputError(f"{self.folder / METADATA_FILE}: {key} is not there from element {end} on")
+        return spans
 
     def _proven_metadata(self) -> Metadata:
         """DCP's metadata, whose bytes are the ones that were written: what else a pickle may hold is not looked at."""
@@ -90,25 +103,28 @@ class StoredCheckpoint:
             raise DamagedInputError(f"{path} is damaged{problem.removeprefix(path)}")
         return read_metadata(self.folder)
 
+    def read(self, key: str, out: torch.Tensor, start: int = 0) -> None:
+        """Fill ``out``, flat and of the tensor's type, with its elements from ``start`` on.
+
+        Raises:
+            DamagedInputError: they cannot be read; or see ``spans``.
+        """
+        spans, end = self.spans(key), start + out.numel()
+        for span in spans[bisect.bisect_right(spans, start, key=lambda span: span.begin) - 1 :]:
+            if span.begin >= end:
+                return
+            first, last = max(start, span.begin), min(end, span.begin + span.numel)
+            nbytes = span.numel * out.element_size()
+            self.entries.read(span.place, out[first - start : last - start], first - span.begin, nbytes=nbytes)
+
     def values(self, key: str) -> torch.Tensor:
-        """One tensor, flat; while it is read, one range of it is held twice."""
+        """One tensor, flat."""
         facts = self.tensor(key)
-        whole = torch.empty(facts.numel, dtype=getattr(torch, facts.dtype))
-        for begin, values in self.ranges(key):
-            whole[begin : begin + len(values)] = values
+        whole = torch.empty(facts.numel, dtype=facts.torch_dtype)
+        self.read(key, whole)
         return whole
 
-    def digest(self, key: str) -> str:
-        """Layout-free digest of what is stored, in hex."""
-        facts, total = self.tensor(key), []
-        for begin, values in self.ranges(key):
-            borders = range(
-                begin - begin % facts.shard_numel + facts.shard_numel, begin + len(values), facts.shard_numel
-            )
-            edges = [begin, *borders, begin + len(values)]
-            pieces = (
-                StoredPiece(key=key, facts=facts, begin=a, values=values[a - begin : b - begin])
-                for a, b in zip(edges, edges[1:], strict=False)
-            )
-            total.append(digests_of(pieces))
-        return add_digests(total)[key]
+
+def lots(nbytes: int) -> Iterator[tuple[int, int]]:
+    """(first, number) of the bytes that a thread takes in its hands, one lot after the other."""
+    return ((begin, min(AT_ONCE_BYTES, nbytes - begin)) for begin in range(0, nbytes, AT_ONCE_BYTES))

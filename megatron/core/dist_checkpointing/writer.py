@@ -11,8 +11,7 @@ import hashlib
 import io
 import os
 import pickle
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from megatron.core.dist_checkpointing.folder import naming, write_all, write_synced
+from megatron.core.dist_checkpointing.progress import SlowProgress
 
 METADATA_FILE = ".metadata"
 MAX_FILES = 8
@@ -112,13 +112,13 @@ class RankWriter(StorageWriter):
     Args:
         folder: an empty folder that exists.
         rank: this rank.
-        progress: told the bytes written so far after each entry.
+        progress: told the bytes of each entry that is written.
     """
 
-    def __init__(self, folder: Path, rank: int, progress: Callable[[int], None]) -> None:
+    def __init__(self, folder: Path, rank: int, progress: SlowProgress) -> None:
         self.folder, self.rank = folder, rank
         self.files: dict[str, dict[str, Any]] = {}
-        self._progress, self._done, self._lock = progress, 0, threading.Lock()
+        self._progress = progress
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         """As ``StorageWriter.reset``."""
@@ -154,9 +154,7 @@ class RankWriter(StorageWriter):
             for item in items:
                 if not file.failed:
                     results.append(_write_item(file, name, item, planner))
-                    with self._lock:
-                        self._done += results[-1].size_in_bytes
-                        self._progress(self._done)
+                    self._progress.add(results[-1].size_in_bytes)
             return results, file.finish()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,12 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatron.core.digest.bits import digest_hex
+from megatron.core.dist_checkpointing import integrity, progress, writer
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
-from megatron.core.dist_checkpointing.facts import FACTS_FILE
+from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts, read_facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, digests_of, plain_piece
 from megatron.core.dist_checkpointing.folder import iteration_folder
 from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
+from megatron.core.dist_checkpointing.stored import StoredCheckpoint
 from megatron.core.process_groups.groups import Group
+from megatron.determinism import checkpoint
 from megatron.determinism.checkpoint import diff_checkpoints, main, verify_checkpoint
 from megatron.determinism.report import Exit
 from tools.checkpoint import inspect as tool
@@ -161,6 +168,108 @@ def test_first_differing_element_and_both_values(tmp_path: Path) -> None:
     assert "0x1.0000000000000p-1 (0.5) in B" in text
 
 
+LONG = 1_400_003
+"""Elements of a tensor that is compared in several parts, the last one odd."""
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_long_tensors_differ_in_what_all_their_parts_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(checkpoint, "THREADS", threads)
+    one = torch.arange(LONG, dtype=torch.float32)
+    other = one.clone()
+    other[[700_000, 700_001, LONG - 1]] = -1.0
+    for name, values in (("a", one), ("b", other), ("c", one)):
+        save(tmp_path / name, more={f"exp_avg.{key}": values for key in "xy"})
+    outcome = diff_checkpoints(tmp_path / "a", tmp_path / "b")
+    text = f"3 of {LONG} elements; first 700000 of shard 0: {one[700_000].item().hex()} (700000.0) in A, "
+    assert outcome.facts["differences"] == {
+        f"exp_avg.{key}": f"{text}-0x1.0000000000000p+0 (-1.0) in B" for key in "xy"
+    }
+    assert diff_checkpoints(tmp_path / "a", tmp_path / "c").exit == Exit.SAME
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_what_is_damaged_does_not_depend_on_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Several files: one is gone, one has a flipped bit in the last part of a long tensor, one is cut short."""
+    monkeypatch.setattr(integrity, "THREADS", threads)
+    monkeypatch.setattr(writer, "FILE_BYTES", 1 << 20)
+    long = torch.arange(LONG, dtype=torch.float32)
+    folder = save(tmp_path / "a", more={f"exp_avg.{key}": long for key in "wxyz"})
+    places = {key: StoredCheckpoint(folder).spans(f"exp_avg.{key}")[0].place for key in "wxyz"}
+    assert len({place.relative_path for place in places.values()}) == 4
+    assert verify_checkpoint(folder).exit == Exit.SAME
+    gone, flipped, cut = (folder / places[key].relative_path for key in "wxy")
+    gone.unlink()
+    raw = flipped.read_bytes()
+    at = raw.rindex(long[-9:].numpy().tobytes())
+    flipped.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    size = cut.stat().st_size
+    cut.write_bytes(cut.read_bytes()[:-5000])
+    outcome = verify_checkpoint(folder)
+    assert outcome.facts["damaged_files"] == sorted(path.name for path in (gone, flipped, cut))
+    assert outcome.facts["damaged_tensors"] == [f"exp_avg.{key}" for key in "wxy"]
+    assert outcome.details == (
+        *(
+            f"  {words}"
+            for words in sorted(
+                (
+                    f"{gone}: no such file",
+                    f"{cut}: {size - 5000} bytes, {size} were written",
+                    f"{flipped}: its SHA-256 is not that of the file that was written",
+                )
+            )
+        ),
+        f"  exp_avg.w: {gone}: no such file",
+        "  exp_avg.x: not the values that were saved",
+        f"  exp_avg.y: {cut} is damaged at byte {places['y'].offset}: File is not a zip file",
+    )
+    save(tmp_path / "b", more={f"exp_avg.{key}": long for key in "wxyz"})
+    for a, b in ((tmp_path / "a", tmp_path / "b"), (tmp_path / "b", tmp_path / "a")):
+        assert diff_checkpoints(a, b).verdict == f"not a checkpoint: {gone}: no such file"
+
+
+def test_every_byte_is_read_once_and_few_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verify's files and a diff's values; what threads have in their hands does not grow with the checkpoint."""
+    folder = save(tmp_path, more={"exp_avg.x": torch.arange(3 * LONG, dtype=torch.float32)})
+    told, held, empty = [], [], torch.empty
+    monkeypatch.setattr(progress.SlowProgress, "add", lambda self, count: told.append(count))
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: held.append(args) or empty(*args, **kwargs))
+    for module in (integrity, checkpoint):
+        monkeypatch.setattr(module, "THREADS", 1)
+    assert verify_checkpoint(folder).exit == Exit.SAME
+    assert sum(told) == sum(path.stat().st_size for path in folder.iterdir() if path.name != FACTS_FILE)
+    assert held.count((integrity.AT_ONCE_BYTES,)) <= 2 * 2
+    told.clear()
+    held.clear()
+    assert diff_checkpoints(folder, folder).exit == Exit.SAME
+    assert sum(told) == 4 * (6000 + 3 * LONG)
+    assert held.count((integrity.AT_ONCE_BYTES,)) == 2
+
+
+def test_a_part_that_the_disk_does_not_give_is_named_and_the_rest_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path, more={"exp_avg.x": torch.ones(LONG), "exp_avg.y": torch.ones(50)})
+    place, read = StoredCheckpoint(folder).spans("exp_avg.x")[0].place, integrity.read_all
+
+    def refusing(file: io.FileIO, into: memoryview) -> None:
+        if place.offset + integrity.AT_ONCE_BYTES < file.tell() < place.offset + place.length - 1000:
+            raise OSError(errno.EIO, "Input/output error")
+        read(file, into)
+
+    monkeypatch.setattr(integrity, "read_all", refusing)
+    outcome = verify_checkpoint(folder)
+    assert outcome.facts["damaged_files"] == ["__0_0.distcp"]
+    assert outcome.details == (
+        f"  {folder / '__0_0.distcp'} cannot be read: [Errno 5] Input/output error",
+        f"  exp_avg.x: {folder / '__0_0.distcp'} is damaged at byte {place.offset}: [Errno 5] Input/output error",
+    )
+
+
 @pytest.mark.parametrize("name", ["iteration", "consumed_valid_samples", "step_count", "schedule_position", "schedule"])
 def test_position_is_content(tmp_path: Path, name: str) -> None:
     save(tmp_path / "a")
@@ -238,7 +347,25 @@ def test_digest_needs_no_borders_of_shards_in_the_files(tmp_path: Path, monkeypa
     from_pieces = digests_of(
         StoredPiece(key=WEIGHT, facts=facts, begin=a, values=weights()[a : a + 2000]) for a in (0, 2000, 4000)
     )
-    stored = tool.StoredCheckpoint(folder)
-    monkeypatch.setattr(type(stored), "tensor", lambda self, key: facts)
-    lanes = from_pieces[WEIGHT]
-    assert stored.digest(WEIGHT) == "".join(f"{lane & (1 << 64) - 1:016x}" for lane in lanes)
+    monkeypatch.setattr(tool.StoredCheckpoint, "tensor", lambda self, key: facts)
+    assert verify_checkpoint(folder).facts["damaged_tensors"] == [WEIGHT]
+    with_facts = read_facts(folder)
+    with_facts["tensors"][WEIGHT]["digest"] = digest_hex(from_pieces[WEIGHT])
+    (folder / FACTS_FILE).write_bytes(encode_facts(with_facts))
+    assert verify_checkpoint(folder).exit == Exit.SAME
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "extra", FACTS_FILE])
+def test_a_fifo_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path)
+    whole = save(tmp_path / "whole")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    found = verify_checkpoint(folder)
+    assert found.exit == (Exit.DAMAGED if name == FACTS_FILE else Exit.DIFFERENT)
+    assert name in "\n".join((found.verdict, *found.details))
+    if name not in ("extra", FACTS_FILE):
+        assert "it is a FIFO, not a file" in found.details[0]
+        different = diff_checkpoints(whole, folder)
+        assert different.exit == Exit.DAMAGED
+        assert f"{folder / name}" in different.verdict and "it is a FIFO, not a file" in different.verdict

@@ -33,9 +33,11 @@ def _write(path: Path) -> list[Place]:
     return places
 
 
-def _read(folder: Path, place: Place, numel: int, dtype: torch.dtype, start: int | None = None) -> torch.Tensor:
+def _read(
+    folder: Path, place: Place, numel: int, dtype: torch.dtype, start: int = 0, nbytes: int | None = None
+) -> torch.Tensor:
     out = torch.empty(numel, dtype=dtype)
-    EntryReader(folder).read(place, out, start)
+    EntryReader(folder).read(place, out, start, nbytes=nbytes)
     return out
 
 
@@ -90,8 +92,20 @@ def test_more_values_than_there_are(tmp_path: Path) -> None:
 def test_fewer_values_than_all_there_are(tmp_path: Path) -> None:
     first, _ = _write(tmp_path / "file")
     assert same_bits(_read(tmp_path, first, 4999, torch.float32, 0), VALUES[:4999])
-    with pytest.raises(DamagedInputError, match="20000 bytes of values, 19996 were expected"):
-        _read(tmp_path, first, 4999, torch.float32)
+    for nbytes in (19996, 20004):
+        words = f"20000 bytes of values, {nbytes} were expected"
+        with pytest.raises(DamagedInputError, match=words):
+            _read(tmp_path, first, 4999, torch.float32, 0, nbytes)
+        with pytest.raises(DamagedInputError, match=words):
+            EntryReader(tmp_path).locate(first, nbytes)
+
+
+def test_where_the_values_begin(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    first, second = _write(path)
+    reader, raw = EntryReader(tmp_path), path.read_bytes()
+    assert reader.locate(first, VALUES.nbytes) == raw.index(VALUES.numpy().tobytes())
+    assert reader.locate(second, OTHERS.nbytes) == raw.index(OTHERS.numpy().tobytes())
 
 
 def test_compressed_values_are_refused(tmp_path: Path) -> None:

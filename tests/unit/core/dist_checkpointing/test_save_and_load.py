@@ -9,6 +9,7 @@ import os
 import pickle
 import resource
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,6 +198,15 @@ def test_truncated_and_missing_files_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize("name", ["__0_0.distcp", METADATA_FILE])
+def test_a_fifo_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(DamagedInputError, match=f"{name} cannot be read: it is a FIFO, not a file"):
+        load(folder)
+
+
 def test_a_damaged_description_is_said_in_our_words_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """DCP logs the traceback of what goes wrong while it reads the description itself."""
     folder = save(tmp_path)
@@ -223,7 +233,7 @@ def test_one_bit_that_arrives_otherwise_is_found_in_copies_too(
     """The files are whole: what a rank reads of them is not."""
     folder, read = save(tmp_path), EntryReader.read
 
-    def misread(reader: EntryReader, place: writer.Place, out: torch.Tensor, start: int | None = None) -> None:
+    def misread(reader: EntryReader, place: writer.Place, out: torch.Tensor, start: int = 0) -> None:
         read(reader, place, out, start)
         out[-1:].view(torch.int32).bitwise_xor_(1)
 
@@ -453,11 +463,13 @@ def test_flat_tensor_refuses_arithmetic() -> None:
 
 
 def test_progress_is_silent_at_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = progress.SlowProgress("saving", 10**9, shown=True)
-    shown(5 * 10**8)
+    shown = progress.progress_of_rank("saving", 10**9, shown=True)
+    shown.add(3 * 10**8)
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    shown(5 * 10**8)
+    shown.add(2 * 10**8)
     assert "saving: 0.5 GB (50%) of this rank's share" in capsys.readouterr().out
-    progress.SlowProgress("saving", 1, shown=False)(1)
+    progress.progress_of_rank("saving", 1, shown=False).add(1)
     assert capsys.readouterr().out == ""
+    progress.SlowProgress("comparing", 4 * 10**9, out=sys.stderr).add(10**9)
+    assert capsys.readouterr().err.startswith("comparing: 1.0 GB (25%), ")
