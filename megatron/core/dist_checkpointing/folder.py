@@ -21,6 +21,7 @@ from pathlib import Path
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.dist_checkpointing.facts import FACTS_FILE
+from megatron.core.dist_checkpointing.regular_file import read_regular
 
 MARKER_FILE = "latest_checkpointed_iteration.txt"
 _NAME = re.compile(r"iter_(\d{7,})")
@@ -66,7 +67,7 @@ def _first_in_place(root: Path) -> int | None:
 
 def _read_marker(path: Path) -> int | None:
     try:
-        text = path.read_text("ascii").strip()
+        text = read_regular(path).decode("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -142,8 +143,8 @@ def sync_folder(path: Path) -> None:
 
 
 def write_synced(path: Path, raw: bytes) -> None:
-    """Write a whole file and bring it to the disk. Errors of the disk name the file."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    """Write a whole file and bring it to the disk. Errors of the disk name the file; a FIFO is one of them."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666)
     try:
         write_all(handle, raw, path)
         with naming(path):
