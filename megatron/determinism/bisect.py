@@ -179,10 +179,8 @@ def _not_repeated(search: _Search, metrics: Outcome, last: Outcome) -> Outcome:
     return Outcome(
         exit=Exit.DIFFERENT,
         verdict=f"{metrics.verdict}; the legs that were traced agreed, so the difference comes and goes",
-        details=(
-            *(line for line in metrics.details if not line.startswith("  next: ")),
-            "  next: run bisect again, or trace all iterations with --trace-level module",
-        ),
+        details=metrics.details,
+        next_action="run bisect again, or trace all iterations with --trace-level module",
         facts={"iteration": first["iteration"], "fields": list(first["fields"]), "op": None, "levels": search.levels},
     )
 
@@ -219,7 +217,7 @@ def _named(
         "levels": search.levels,
     }
     where = f"{first.mechanism.name}: {describe_place(first)}, {verdict.spread}"
-    return Outcome(exit=Exit.DIFFERENT, verdict=where, details=tuple(lines), facts=facts)
+    return replace(outcome, exit=Exit.DIFFERENT, verdict=where, details=tuple(lines), facts=facts)
 
 
 def _parted(leg: Path, running: Path) -> bool:

@@ -117,15 +117,14 @@ def _different(
             f"  A = {facts['a']}, B = {facts['b']}",
             *(f"  {name}: {_readable(a)} in A, {_readable(b)} in B" for name, (a, b) in fields.items()),
             *setting_lines(facts),
-            f"  next: {action}",
         ),
+        next_action=action,
         facts={
             **facts,
             "first_difference": {
                 "iteration": iteration,
                 "fields": {name: {"a": a, "b": b} for name, (a, b) in fields.items()},
             },
-            "next_action": action,
         },
     )
 

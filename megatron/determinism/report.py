@@ -27,12 +27,13 @@ _COLOURS = {Exit.SAME: 32, Exit.DIFFERENT: 31, Exit.NOT_COMPARABLE: 33, Exit.DAM
 class Outcome:
     """What a command found.
 
-    ``verdict`` is one line, ``details`` follow it; ``facts`` are the same for programs.
+    ``verdict`` is one line, ``details`` follow it, then what to do next; ``facts`` are the same for programs.
     """
 
     exit: Exit
     verdict: str
     details: tuple[str, ...] = ()
+    next_action: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def print(self, out: TextIO, *, as_json: bool) -> int:
@@ -43,6 +44,6 @@ class Outcome:
     def _text(self, *, coloured: bool, as_json: bool) -> str:
         if as_json:
             body = {"verdict": self.exit.name.lower(), "exit_code": int(self.exit), "message": self.verdict}
-            return json.dumps({**body, **self.facts})
+            return json.dumps({**body, **self.facts, **({"next_action": self.next_action} if self.next_action else {})})
         verdict = f"\033[1;{_COLOURS[self.exit]}m{self.verdict}\033[0m" if coloured else self.verdict
-        return "\n".join([verdict, *self.details])
+        return "\n".join([verdict, *self.details, *([f"  next: {self.next_action}"] if self.next_action else [])])

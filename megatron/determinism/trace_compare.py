@@ -165,11 +165,12 @@ def _different(verdict: Verdict, scans: dict[int, RankScan], facts: dict[str, An
     lines = [line for finding in verdict.findings for line in _finding_lines(finding)]
     lines += _extra_lines(scans)
     lines += [f"  cut off: {text}" for text in facts["cut_off"]]
-    lines += [f"  over ranks: {verdict.spread}", f"  next: {verdict.action}", f"  report: {facts['report']}"]
+    lines += [f"  over ranks: {verdict.spread}", f"  report: {facts['report']}"]
     return Outcome(
         exit=Exit.DIFFERENT,
         verdict=f"different: {what} at {describe_place(first)}",
         details=tuple(lines),
+        next_action=verdict.action,
         facts={
             **facts,
             "first_difference": first.as_json(),
@@ -177,6 +178,5 @@ def _different(verdict: Verdict, scans: dict[int, RankScan], facts: dict[str, An
             "origin_ranks": list(verdict.ranks),
             "mechanism": mechanism,
             "verdict_over_ranks": verdict.spread,
-            "next_action": verdict.action,
         },
     )

@@ -67,7 +67,7 @@ def _nothing_proven(before: Outcome, folder: Path) -> Outcome:
     return Outcome(
         exit=Exit.NOT_COMPARABLE,
         verdict=f"nothing is proven: the original pair does not differ any more ({before.verdict})",
-        details=("  next: run it again; a difference that comes and goes needs several tries",),
+        next_action="run it again; a difference that comes and goes needs several tries",
         facts={"legs": str(folder)},
     )
 

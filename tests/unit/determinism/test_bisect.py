@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +126,10 @@ def test_difference_that_does_not_come_back_is_no_verdict_on_an_operation(tmp_pa
     outcome = bisect(launch("once"), tmp_path / "b")
     assert outcome.exit == Exit.DIFFERENT
     assert "comes and goes" in outcome.verdict
+    out = io.StringIO()
+    outcome.print(out, as_json=False)
+    assert re.findall("next: (.*)", out.getvalue()) == [outcome.next_action]
+    assert outcome.next_action.startswith("run bisect again")
     assert outcome.facts["op"] is None
     assert [level["level"] for level in outcome.facts["levels"]] == ["metrics", "module", "module_wide"]
 

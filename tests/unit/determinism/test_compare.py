@@ -139,8 +139,10 @@ def test_what_to_do_next_follows_from_what_a_step_makes_first(tmp_path: Path, ch
         write_folder(tmp_path / name, [record(1, **each)]) for name, each in (("a", plain), ("b", plain | changes))
     ]
     outcome = compare(*sides)
-    assert outcome.details[-1].startswith(f"  next: {said}")
-    assert outcome.details[-1] == f"  next: {as_json(outcome)['next_action']}"
+    assert as_json(outcome)["next_action"].startswith(said)
+    out = io.StringIO()
+    outcome.print(out, as_json=False)
+    assert out.getvalue().endswith(f"\n  next: {outcome.next_action}\n")
 
 
 def test_layouts_compare(plain: Path):

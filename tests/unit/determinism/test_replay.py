@@ -72,7 +72,7 @@ def test_a_replay_that_differs_is_not_faithful(original: Path, wrong: int):
     assert outcome.exit == Exit.DIFFERENT
     assert outcome.details == compare(original, folder / "fingerprint").details
     assert outcome.details[0] == f"  A = {original}, B = {folder / 'fingerprint'}"
-    assert outcome.details[-1].startswith("  next: losses and gradient norm agree, so the update or the state")
+    assert outcome.next_action.startswith("losses and gradient norm agree, so the update or the state")
     assert outcome.verdict.startswith("not faithful, so its trace says nothing: different: first at")
     assert outcome.facts["first_difference"]["iteration"] == wrong
 

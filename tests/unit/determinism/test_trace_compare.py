@@ -115,7 +115,7 @@ def test_only_what_can_be_traced_is_advised(tmp_path: Path, level: str, start: i
     what = {"level": level, "iterations": (start, None)}
     a = write_trace(tmp_path / "a", {0: {2: PLAIN}}, **what)
     b = write_trace(tmp_path / "b", {0: {2: changed(PLAIN, 0, ins=(seen("9"),))}}, **what)
-    assert trace_compare(a, b).facts["next_action"].startswith(said)
+    assert trace_compare(a, b).next_action.startswith(said)
 
 
 @pytest.mark.parametrize(("start", "said"), [(1, "compare what the runs start from"), (2, "trace earlier iterations")])
@@ -125,7 +125,7 @@ def test_other_masters_at_the_start_come_from_no_earlier_iteration(tmp_path: Pat
     a, b = (write_trace(tmp_path / run, {0: {start: [masters[run]]}}, iterations=(start, None)) for run in ("5", "6"))
     outcome = trace_compare(a, b)
     assert outcome.facts["mechanism"] == "state_before"
-    assert outcome.facts["next_action"].startswith(said)
+    assert outcome.next_action.startswith(said)
 
 
 def test_input_changed_after_its_producer_is_a_race(tmp_path: Path):
