@@ -79,17 +79,24 @@ def _read_marker(path: Path) -> int | None:
 
 def complete_iterations(root: Path) -> list[int]:
     """Iterations with a complete checkpoint in the folder, ascending."""
-    found = {int(m[1]) for path in root.glob("iter_*") if (m := _NAME.match(path.name))}
-    return sorted(n for n in found if _complete(root, n) is not None)
+    return [iteration for iteration in _iterations(root) if _complete(root, iteration) is not None]
+
+
+def _iterations(root: Path) -> list[int]:
+    """Iterations that folders are named for, complete or not, ascending."""
+    return sorted({int(m[1]) for path in root.glob("iter_*") if (m := _NAME.match(path.name))})
 
 
 def _complete(root: Path, iteration: int) -> Path | None:
     """The complete checkpoint of an iteration. The one that a killed save of the same iteration moved aside counts,
     as long as nothing has taken its place."""
-    for path in (iteration_folder(root, iteration), _old_folder(root, iteration)):
-        if (path / FACTS_FILE).is_file():
-            return path
-    return None
+    final = iteration_folder(root, iteration)
+    path = final if os.path.lexists(final) else _old_folder(root, iteration)
+    return path if _has_facts(path) else None
+
+
+def _has_facts(folder: Path) -> bool:
+    return (folder / FACTS_FILE).is_file()
 
 
 def find_checkpoint(root: Path, iteration: int | None = None) -> Path | None:
@@ -201,6 +208,7 @@ def _remove(folder: Path) -> None:
     elif folder.exists():
         # Without its facts it is no checkpoint any more, even where the deletion is cut short.
         (folder / FACTS_FILE).unlink(missing_ok=True)
+        sync_folder(folder)
         shutil.rmtree(folder)
 
 
@@ -227,16 +235,22 @@ def remove_superseded(root: Path, newest: int, interval: int | None) -> list[str
     """Delete checkpoints of iterations before ``newest`` that ``interval`` does not divide, and ones aside whose
     iteration has a complete one in its place; never a symbolic link. Returns what could not be deleted, with the
     reason: the next call tries again."""
-    left = []
-    # One aside comes before what has its place, which it must not come back for.
-    for path in sorted(root.glob("iter_*"), reverse=True):
-        match = _NAME.fullmatch(path.stem)
-        if match is None or path.suffix not in ("", ".old"):
-            continue
-        old = interval and int(match[1]) < newest and int(match[1]) % interval and not path.is_symlink()
-        try:
-            if old or (path.suffix == ".old" and _complete(root, int(match[1])) != path):
-                _remove(path)
-        except OSError as error:
-            left.append(f"{path} could not be deleted ({error})")
-    return left
+    words = []
+    for iteration in _iterations(root):
+        superseded = bool(interval and iteration < newest and iteration % interval)
+        words.append(_remove_where_superseded(root, iteration, superseded=superseded))
+    return [each for each in words if each is not None]
+
+
+def _remove_where_superseded(root: Path, iteration: int, *, superseded: bool) -> str | None:
+    path, final = _old_folder(root, iteration), iteration_folder(root, iteration)
+    try:
+        if _has_facts(final) or (superseded and not path.is_symlink()):
+            _remove(path)
+        # As long as one aside is complete it would come back for what has its place.
+        if superseded and not final.is_symlink() and not _has_facts(path):
+            path = final
+            _remove(path)
+    except OSError as error:
+        return f"{path} could not be deleted ({error})"
+    return None

@@ -233,6 +233,77 @@ def test_one_moved_aside_does_not_outlive_what_took_its_place(tmp_path: Path) ->
     assert complete_iterations(tmp_path) == [8]
 
 
+def replaced(root: Path) -> None:
+    """Iteration 3 was saved twice, and the first of them is still aside."""
+    for content in ("first", "second"):
+        (start_part(root, 3) / "data").write_text(content)
+        commit(root, 3, b"{}")
+    save_8 = start_part(root, 8)
+    (save_8 / "data").write_text("newest")
+    commit(root, 8, b"{}")
+    assert [path.name for path in sorted(root.glob("iter_*"))] == ["iter_0000003", "iter_0000003.old", "iter_0000008"]
+
+
+def held(root: Path, iteration: int) -> str | None:
+    """What the checkpoint of an iteration holds, where there is one."""
+    try:
+        return (find_checkpoint(root, iteration) / "data").read_text()
+    except DamagedInputError:
+        return None
+
+
+def test_one_aside_that_cannot_be_deleted_keeps_what_has_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would come back as the checkpoint of its iteration."""
+    replaced(tmp_path)
+    remove = folder._remove
+
+    def refused(path: Path) -> None:
+        if path.name == "iter_0000003.old":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        remove(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_remove", refused)
+        (words,) = remove_superseded(tmp_path, 8, 4)
+    assert words.startswith(f"{tmp_path / 'iter_0000003.old'} could not be deleted ([Errno 13] Permission denied")
+    assert held(tmp_path, 3) == "second"
+    assert remove_superseded(tmp_path, 8, 4) == []
+    assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_0000008"]
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_no_older_state_comes_back_whenever_a_deletion_is_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    replaced(tmp_path)
+    calls: list[str] = []
+
+    def die(name: str) -> None:
+        calls.append(name)
+        if len(calls) > moment:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        watch_steps(patch, die)
+        with contextlib.suppress(Killed):
+            remove_superseded(tmp_path, 8, 4)
+    # Both: remove, take the facts away, bring that to the disk, delete the rest.
+    assert len(calls) == min(moment + 1, 8)
+    assert held(tmp_path, 3) == ("second" if moment < 6 else None)
+    assert loaded(tmp_path) == "newest"
+    assert remove_superseded(tmp_path, 8, 4) == []
+    assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_0000008"]
+
+
+def test_half_of_a_deleted_checkpoint_is_not_taken_for_the_one_aside(tmp_path: Path) -> None:
+    replaced(tmp_path)
+    (tmp_path / "iter_0000003" / FACTS_FILE).unlink()
+    with pytest.raises(DamagedInputError, match=r"iter_0000003 is not complete \(metadata.json is missing\)"):
+        find_checkpoint(tmp_path, 3)
+
+
 def test_what_cannot_be_deleted_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for iteration in (1, 2, 3, 8):
         save(tmp_path, iteration)
