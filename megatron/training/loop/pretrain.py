@@ -27,6 +27,7 @@ from megatron.training.observe.log_line import LogLineFormat
 from megatron.training.observe.observers import Observer, build_observers
 from megatron.training.observe.run_folder import prepare_run_folder
 from megatron.training.observe.step_profile import StepProfiler
+from megatron.training.setup.cublas_workspace import settle_workspace
 from megatron.training.setup.distributed import stop_process_group
 from megatron.training.setup.environment import find_launch, read_environment
 
@@ -52,6 +53,7 @@ def run_training(run: Run, started: float) -> None:
     manifest = run_manifest(run, start_iteration=start.position.iteration)
     manifest["trajectory"] = checkpoints.trajectory_with_branches(manifest["trajectory"])
     checkpoints.require_own_folder(manifest["trajectory"])
+    settle_workspace(run.groups.device)
     fingerprints = Fingerprints(run, manifest) if run.config.fingerprint.fingerprint_dir else None
     if run.tracing is not None:
         run.tracing.open(manifest)

@@ -42,6 +42,11 @@ def export(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
+def withdraw(name: str) -> None:
+    """Unset a variable for this process and its children; nothing where it is not set."""
+    os.environ.pop(name, None)
+
+
 def host_name() -> str:
     """Name of this machine."""
     return socket.gethostname()
