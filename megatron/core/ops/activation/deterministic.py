@@ -7,6 +7,7 @@ import math
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.activation.reference import apply_kind
 from megatron.core.ops.elementwise import sigmoid
 from megatron.core.ops.registry import Guarantee, Variant
@@ -44,7 +45,7 @@ _GRADS = {
 }
 
 
-class _Activation(torch.autograd.Function):
+class _Activation(Node):
     @staticmethod
     def forward(ctx, x_RF, kind, weight_R):
         ctx.save_for_backward(x_RF, weight_R)

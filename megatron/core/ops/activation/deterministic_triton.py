@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.activation.kernels.activation import KINDS, activation_bwd_kernel, activation_fwd_kernel
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, row_rule, rows_of
@@ -22,7 +23,7 @@ FORWARD = Launch(kernel="activation_fwd", rule=_rule, choices=CHOICES)
 BACKWARD = Launch(kernel="activation_bwd", rule=_rule, choices=CHOICES, new_bits=frozenset(CHOICES))
 
 
-class _Activation(torch.autograd.Function):
+class _Activation(Node):
     @staticmethod
     def forward(ctx, x_RF: torch.Tensor, kind: int, weight_R: torch.Tensor | None) -> torch.Tensor:
         rows = x_RF.shape[0]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.attention.reference import attention_weights, weighted_values
 from megatron.core.ops.registry import Guarantee, Variant
 from megatron.core.ops.rerun import rerun
@@ -32,7 +33,7 @@ def _block(qkv: _Tensors, scale: float, start: int, keep: _Keep) -> torch.Tensor
     return weighted_values(weights, v_SBGD)
 
 
-class _BlockedAttention(torch.autograd.Function):
+class _BlockedAttention(Node):
     @staticmethod
     def forward(ctx, q_SBND, k_SBGD, v_SBGD, scale, keep):
         ctx.save_for_backward(q_SBND, k_SBGD, v_SBGD)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.attention import deterministic_torch_flash
 from megatron.core.ops.attention.deterministic_torch_flash import last_dim_adjacent
 from megatron.core.ops.availability import installed
@@ -116,7 +117,7 @@ def _execute(plan: _Plan, tensors: dict[str, torch.Tensor], device: torch.device
     plan.graph.execute({plan.slots[name]: t for name, t in tensors.items()}, workspace, handle=handle)
 
 
-class _CudnnAttention(torch.autograd.Function):
+class _CudnnAttention(Node):
     """Tensors are [B, N, S, D] views."""
 
     @staticmethod

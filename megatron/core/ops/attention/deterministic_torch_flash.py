@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.registry import Guarantee, Variant
 
 
@@ -22,7 +23,7 @@ def deterministic_algorithms() -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
-class _FlashAttention(torch.autograd.Function):
+class _FlashAttention(Node):
     """Tensors are [B, N, S, D] views; grouped keys and values are read without being repeated."""
 
     @staticmethod

@@ -6,6 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.elementwise import sigmoid
 from megatron.core.ops.registry import Guarantee, Variant
 
@@ -19,7 +20,7 @@ def _convolved(padded: torch.Tensor, weight_CW: torch.Tensor, bias_C: torch.Tens
     return total_BSC
 
 
-class _CausalConv1d(torch.autograd.Function):
+class _CausalConv1d(Node):
     @staticmethod
     def forward(ctx, x_BSC, weight_CW, bias_C):
         ctx.save_for_backward(x_BSC, weight_CW, bias_C)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.causal_conv1d.kernels.causal_conv1d import causal_conv1d_bwd_kernel, causal_conv1d_fwd_kernel
 from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.direct_launch import run_kernel
@@ -26,7 +27,7 @@ BACKWARD = Launch(
 MAX_WIDTH = 4
 
 
-class _CausalConv1d(torch.autograd.Function):
+class _CausalConv1d(Node):
     @staticmethod
     def forward(ctx, x_BSC: torch.Tensor, weight_CW: torch.Tensor, bias_C: torch.Tensor) -> torch.Tensor:
         batch, length, channels = x_BSC.shape

@@ -7,6 +7,7 @@ import math
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.dropout.reference import check
 from megatron.core.ops.philox import Key, box_index, keep_mask
 from megatron.core.ops.registry import Guarantee, Variant
@@ -28,7 +29,7 @@ def drawn_mask(
     return keep
 
 
-class _Dropout(torch.autograd.Function):
+class _Dropout(Node):
     @staticmethod
     def forward(ctx, x, keep, scale):
         ctx.save_for_backward(keep)

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.dropout.kernels.dropout import dropout_kernel
 from megatron.core.ops.dropout.reference import check
@@ -74,7 +75,7 @@ def _dropped(x: torch.Tensor, key: Key, shape: tuple[int, ...], box: Box, p: flo
     return out
 
 
-class _Dropout(torch.autograd.Function):
+class _Dropout(Node):
     @staticmethod
     def forward(ctx, x: torch.Tensor, key: Key, shape: tuple[int, ...], box: Box, p: float) -> torch.Tensor:
         ctx.mask = (key, shape, box, p)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.elementwise import sigmoid
 from megatron.core.ops.registry import Guarantee, Variant
 
 
-class _GatedRMSNorm(torch.autograd.Function):
+class _GatedRMSNorm(Node):
     @staticmethod
     def forward(ctx, y_BSX, z_BSX, weight_X, group_size, eps):
         z = z_BSX.float()

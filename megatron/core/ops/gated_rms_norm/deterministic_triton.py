@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.gated_rms_norm.kernels.gated_rms_norm import (
@@ -41,7 +42,7 @@ BACKWARD = Launch(
 """By group size and element size; never by the number of rows."""
 
 
-class _GatedRMSNorm(torch.autograd.Function):
+class _GatedRMSNorm(Node):
     @staticmethod
     def forward(ctx, y_TX: torch.Tensor, z_TX: torch.Tensor, weight_X: torch.Tensor, group_size: int, eps: float):
         rows, width = y_TX.shape

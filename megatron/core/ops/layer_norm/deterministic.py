@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.registry import Guarantee, Variant
 
 
-class _LayerNorm(torch.autograd.Function):
+class _LayerNorm(Node):
     @staticmethod
     def forward(ctx, x_SBH, weight_H, bias_H, eps):
         wide_SBH = x_SBH.float()

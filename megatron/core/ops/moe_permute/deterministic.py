@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.registry import Guarantee, Variant
 
 
@@ -30,7 +31,7 @@ def gather_sum(rows_RH: torch.Tensor, row_of_TJ: torch.Tensor) -> torch.Tensor:
     return total_TH.to(rows_RH.dtype)
 
 
-class _Permute(torch.autograd.Function):
+class _Permute(Node):
     @staticmethod
     def forward(ctx, x_TH, row_of_TJ, num_rows):
         ctx.save_for_backward(row_of_TJ)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.launch import rows_of
 from megatron.core.ops.moe_permute.row_copies import SOURCES, rows_to_tokens, tokens_to_rows
 from megatron.core.ops.registry import Guarantee, Variant
 
 
-class _MoEPermute(torch.autograd.Function):
+class _MoEPermute(Node):
     @staticmethod
     def forward(ctx, x_TH: torch.Tensor, row_of_TJ: torch.Tensor, num_rows: int) -> torch.Tensor:
         ctx.save_for_backward(row_of_TJ)

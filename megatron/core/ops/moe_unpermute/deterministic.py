@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.moe_permute.deterministic import gather_sum, scatter_rows
 from megatron.core.ops.registry import Guarantee, Variant
 
 
-class _Unpermute(torch.autograd.Function):
+class _Unpermute(Node):
     @staticmethod
     def forward(ctx, rows_RH, row_of_TJ):
         ctx.save_for_backward(row_of_TJ)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.launch import rows_of
 from megatron.core.ops.moe_permute.row_copies import SOURCES, rows_to_tokens, tokens_to_rows
 from megatron.core.ops.registry import Guarantee, Variant
 
 
-class _MoEUnpermute(torch.autograd.Function):
+class _MoEUnpermute(Node):
     @staticmethod
     def forward(ctx, rows_RH: torch.Tensor, row_of_TJ: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(row_of_TJ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, rows_in_pieces, rows_of
@@ -40,7 +41,7 @@ BACKWARD = Launch(
 """By width and element size; never by the number of rows."""
 
 
-class _RMSNorm(torch.autograd.Function):
+class _RMSNorm(Node):
     @staticmethod
     def forward(ctx, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         rows, width = x_TH.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
@@ -38,7 +39,7 @@ def _turn(x_SBND: torch.Tensor, angle_SBR: torch.Tensor, *, inverse: bool) -> to
     return out_SBND
 
 
-class _Rope(torch.autograd.Function):
+class _Rope(Node):
     @staticmethod
     def forward(ctx, x_SBND: torch.Tensor, angle_SBR: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(angle_SBR)

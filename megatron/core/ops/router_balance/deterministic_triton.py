@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
@@ -61,7 +62,7 @@ def _for_each_sequence(grad_BE: torch.Tensor, sequences: tuple[int, ...]) -> tor
     return last
 
 
-class _RouterBalance(torch.autograd.Function):
+class _RouterBalance(Node):
     @staticmethod
     def forward(ctx, score_TE: torch.Tensor, k: int, sequences: tuple[int, ...], softmax: bool):
         ctx.save_for_backward(score_TE)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.registry import Guarantee, Variant
 
 
-class _RouterWeights(torch.autograd.Function):
+class _RouterWeights(Node):
     @staticmethod
     def forward(ctx, score_TE, ids_Tk, normalise, factor):
         weight_Tk, total_T1 = score_TE.gather(1, ids_Tk), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
@@ -28,7 +29,7 @@ BACKWARD = Launch(
 )
 
 
-class _RouterWeights(torch.autograd.Function):
+class _RouterWeights(Node):
     @staticmethod
     def forward(ctx, score_TE: torch.Tensor, ids_Tk: torch.Tensor, normalise: bool, factor: float | None):
         ctx.save_for_backward(score_TE, ids_Tk)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.function import once_differentiable
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.elementwise import softplus
 from megatron.core.ops.fixed_order import prefix_sum
 from megatron.core.ops.registry import Guarantee, Variant
@@ -45,7 +46,7 @@ def _ungrouped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(0, 3, 1, 2, *range(4, tensor.dim())).flatten(2, 3)
 
 
-class _Scan(torch.autograd.Function):
+class _Scan(Node):
     @staticmethod
     def forward(ctx, A_log_N, dt_bias_N, D_N, x_BSND, dt_BSN, B_BSGK, C_BSGK, chunk_size):
         groups = B_BSGK.shape[2]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron.core.contracts.node import Node
 from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
@@ -164,7 +165,7 @@ def _states(
     return states
 
 
-class _SSDScan(torch.autograd.Function):
+class _SSDScan(Node):
     @staticmethod
     def forward(ctx, x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, chunk_size: int) -> torch.Tensor:
         sizes = _sizes(x_BSND, B_BSGK, chunk_size)
