@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ class SampleSource(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
+
+
+_Arrays: TypeAlias = tuple[dict[str, np.ndarray], torch.Tensor]
 
 
 class BatchReader:
@@ -49,7 +52,7 @@ class BatchReader:
         self._dataset, self._sampler, self._shards = dataset, sampler, tuple(shards)
         self._device = device
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="read") if num_workers else None
-        self._ahead: dict[tuple[int, int, int], Future[dict[str, np.ndarray]]] = {}
+        self._ahead: dict[tuple[int, int, int], Future[_Arrays]] = {}
         self._digest = torch.zeros(2, dtype=torch.int64)
         self._current: dict[tuple[int, int, int], Batch] = {}
 
@@ -76,8 +79,8 @@ class BatchReader:
 
     def _load(self, consumed: int, shard: int, index: int) -> Batch:
         future = self._ahead.pop((consumed, shard, index), None)
-        arrays = future.result() if future else self._arrays(consumed, shard, index)
-        self._digest += _digest_of(shard, index, arrays)
+        arrays, digest = future.result() if future else self._arrays(consumed, shard, index)
+        self._digest += digest
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if self._device.type == "cuda":
             tensors = {n: t.pin_memory().to(self._device, non_blocking=True) for n, t in tensors.items()}
@@ -112,14 +115,16 @@ class BatchReader:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _arrays(self, consumed: int, shard: int, index: int) -> dict[str, np.ndarray]:
+    def _arrays(self, consumed: int, shard: int, index: int) -> _Arrays:
+        """The micro-batch and its digest, which is worth a thread as well: long sequences take milliseconds."""
         numbers = self._sampler.micro_batch(consumed, shard, index)
         samples = [self._dataset[int(n)] for n in numbers]
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        arrays = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        return arrays, _digest_of(shard, index, arrays)
 
 
 def _digest_of(shard: int, index: int, arrays: dict[str, np.ndarray]) -> torch.Tensor:
     total = hashlib.blake2b(f"{shard}:{index}".encode(), digest_size=16)
     for name in ("tokens", "labels", "loss_mask", "position_ids"):
-        total.update(arrays[name].tobytes())
+        total.update(arrays[name].data)
     return torch.from_numpy(np.frombuffer(total.digest(), dtype=np.int64).copy())
