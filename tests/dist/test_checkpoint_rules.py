@@ -17,7 +17,16 @@ import torch.distributed as dist
 
 from megatron.core.config.errors import SaveFailedError, TrainingStoppedError
 from megatron.core.dist_checkpointing import writer
-from megatron.core.dist_checkpointing.folder import MARKER_FILE, complete_iterations, iteration_folder, newest_iteration
+from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
+from megatron.core.dist_checkpointing.folder import (
+    MARKER_FILE,
+    complete_iterations,
+    iteration_folder,
+    newest_iteration,
+    part_folder,
+    start_part,
+)
+from megatron.core.dist_checkpointing.save import SaveRequest
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule, learning_rate, weight_decay
 from megatron.determinism.checkpoint import diff_checkpoints
@@ -370,6 +379,45 @@ def test_a_save_in_the_background_that_failed_does_not_cost_the_next_one(tmp_pat
     assert newest_iteration(tmp_path) == 4
     assert complete_iterations(tmp_path) == [4]
     assert "at iteration 4" in finished(2, f"{QUICK} --load {tmp_path}")
+
+
+def let_another_save(root: Path) -> None:
+    """In a rank's process: before the second save, a checkpoint of its iteration is there; another job is so fast."""
+    save = checkpointer.save_checkpoint
+
+    def saving(request: SaveRequest, group: CheckpointGroup) -> None:
+        if request.iteration == 2 and group.is_first:
+            shutil.copytree(iteration_folder(root, 1), iteration_folder(root, 2))
+        save(request, group)
+
+    checkpointer.save_checkpoint = saving
+
+
+def test_what_another_job_saved_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    words = f"{QUICK} --save {tmp_path} --save-interval 1"
+    for rank in run_legs(2, words, functools.partial(let_another_save, tmp_path)):
+        assert rank.code == 1
+        assert f"{iteration_folder(tmp_path, 2)} was saved by another process since this one began" in rank.error
+    assert diff_checkpoints(iteration_folder(tmp_path, 1), iteration_folder(tmp_path, 2)).exit == 0
+
+
+def lose_the_folder(root: Path) -> None:
+    """In a rank's process: another job begins a save while this one writes in the background."""
+    write = writer.RankWriter.finish
+
+    def finishing(*args: object, **kwargs: object) -> None:
+        write(*args, **kwargs)
+        start_part(root, 9)
+
+    writer.RankWriter.finish = finishing
+
+
+def test_who_loses_the_folder_to_another_job_does_not_take_it_back(tmp_path: Path) -> None:
+    words = f"{QUICK} --save {tmp_path} --save-interval 2 --async-save"
+    for rank in run_legs(2, words, functools.partial(lose_the_folder, tmp_path)):
+        assert rank.code == 1
+        assert f"{part_folder(tmp_path, 2)} was taken away by another process that saves into {tmp_path}" in rank.error
+    assert [path.name for path in tmp_path.glob("iter_*")] == [part_folder(tmp_path, 9).name]
 
 
 def stop_while_saving(fails: bool) -> None:

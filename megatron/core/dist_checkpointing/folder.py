@@ -12,11 +12,15 @@ A folder gets its final name by one rename, when everything in it is on the disk
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import os
+import platform
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.core.config.errors import DamagedInputError
@@ -25,6 +29,7 @@ from megatron.core.dist_checkpointing.regular_file import read_regular
 
 MARKER_FILE = "latest_checkpointed_iteration.txt"
 _NAME = re.compile(r"iter_(\d{7,})")
+_WRITER_FILE = "writer"
 
 
 def iteration_folder(root: Path, iteration: int) -> Path:
@@ -184,21 +189,92 @@ def require_writable(root: Path) -> None:
     probe.unlink(missing_ok=True)
 
 
-def start_part(root: Path, iteration: int) -> Path:
+class FolderInUseError(OSError):
+    """Another process saves into the same folder; says which, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFolder:
+    """The folder that one save writes into. While it does, a file there says which process it is."""
+
+    root: Path
+    iteration: int
+    writer: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return part_folder(self.root, self.iteration)
+
+    def taken(self) -> FolderInUseError | None:
+        """Who has taken it for what a killed save left, and has removed it or writes into it; before it is complete."""
+        found = _writer_in(self.path)
+        if found == self.writer:
+            return None
+        others = sorted({found, *(_writer_in(path) for path in self.root.glob("iter_*.part"))} - {None, self.writer})
+        who = "; ".join(others) or "it is over by now"
+        return FolderInUseError(
+            f"{self.path} was taken away by another process that saves into {self.root} ({who}): a --save folder "
+            "belongs to one job"
+        )
+
+    def require_mine(self) -> None:
+        """Raises ``taken``."""
+        error = self.taken()
+        if error is not None:
+            raise error
+
+
+def require_free(root: Path, iteration: int) -> None:
+    """There is no complete checkpoint of this iteration.
+
+    Raises:
+        FolderInUseError: there is one.
+    """
+    found = _complete(root, iteration)
+    if found is not None:
+        raise FolderInUseError(
+            f"{found} was saved by another process since this one began: a --save folder belongs to one job"
+        )
+
+
+def _writer_in(path: Path) -> str | None:
+    try:
+        return read_regular(path / _WRITER_FILE).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def start_part(root: Path, iteration: int) -> PartFolder:
     """An empty folder to write a checkpoint into. What killed saves left is put right or removed first: it takes the
     space that the new one needs."""
     root.mkdir(parents=True, exist_ok=True)
-    final, old, part = iteration_folder(root, iteration), _old_folder(root, iteration), part_folder(root, iteration)
+    final, old = iteration_folder(root, iteration), _old_folder(root, iteration)
     if not (root / MARKER_FILE).exists() and _first_in_place(root) is not None:
         _next_marker(root).replace(root / MARKER_FILE)
     if old.exists() and not final.exists():
         old.rename(final)
     _remove(old)
+    now = datetime.datetime.now().astimezone().isoformat(" ", "microseconds")
+    part = PartFolder(root, iteration, f"process {os.getpid()} on {platform.node()}, since {now}")
     for left in root.glob("iter_*.part"):
-        _remove(left)
-    part.mkdir()
+        _take_away(left)
+    try:
+        part.path.mkdir()
+    except FileExistsError:
+        part.require_mine()
+    (part.path / _WRITER_FILE).write_text(part.writer, "utf-8")
     sync_folder(root)
     return part
+
+
+def _take_away(left: Path) -> None:
+    """Remove what a killed save left, if it is still there once it is known to be nobody's: a save that goes on after
+    all moves it into place before, or finds that it is gone."""
+    own = left.with_name(f"{left.name.split('.')[0]}.{os.getpid()}_{time.time_ns()}.part")
+    with contextlib.suppress(FileNotFoundError):
+        left.rename(own)
+        _remove(own)
 
 
 def _remove(folder: Path) -> None:
@@ -212,31 +288,39 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def commit(root: Path, iteration: int, facts: bytes) -> Path:
+def commit(part: PartFolder, facts: bytes) -> Path:
     """Complete the part folder with its ``metadata.json``, move it into place, then move the marker.
 
     A previous checkpoint of the same iteration stays loadable until the new one has its name; ``remove_superseded``
     deletes it.
+
+    Raises:
+        OSError: of the disk, naming the place.
+        FolderInUseError: see ``PartFolder.taken``.
     """
-    final, old, part = iteration_folder(root, iteration), _old_folder(root, iteration), part_folder(root, iteration)
-    write_synced(part / FACTS_FILE, facts)
-    sync_folder(part)
+    root, iteration = part.root, part.iteration
+    final, old = iteration_folder(root, iteration), _old_folder(root, iteration)
+    part.require_mine()
+    write_synced(part.path / FACTS_FILE, facts)
+    part.require_mine()
+    (part.path / _WRITER_FILE).unlink()
+    sync_folder(part.path)
     write_synced(_next_marker(root), str(iteration).encode())
-    if final.exists() or final.is_symlink():
+    if os.path.lexists(final):
         final.rename(old)
-    part.rename(final)
+    part.path.rename(final)
     sync_folder(root)
     _next_marker(root).replace(root / MARKER_FILE)
     sync_folder(root)
     return final
 
 
-def remove_superseded(root: Path, newest: int, interval: int | None) -> list[str]:
+def remove_superseded(root: Path, newest: int, interval: int | None, own: Collection[int] | None = None) -> list[str]:
     """Delete checkpoints of iterations before ``newest`` that ``interval`` does not divide, and ones aside whose
-    iteration has a complete one in its place; never a symbolic link. Returns what could not be deleted, with the
-    reason: the next call tries again."""
+    iteration has a complete one in its place; never a symbolic link, and with ``own`` none of other iterations. Returns
+    what could not be deleted, with the reason: the next call tries again."""
     words = []
-    for iteration in _iterations(root):
+    for iteration in (each for each in _iterations(root) if own is None or each in own):
         superseded = bool(interval and iteration < newest and iteration % interval)
         words.append(_remove_where_superseded(root, iteration, superseded=superseded))
     return [each for each in words if each is not None]
@@ -245,7 +329,7 @@ def remove_superseded(root: Path, newest: int, interval: int | None) -> list[str
 def _remove_where_superseded(root: Path, iteration: int, *, superseded: bool) -> str | None:
     path, final = _old_folder(root, iteration), iteration_folder(root, iteration)
     try:
-        if _has_facts(final) or (superseded and not path.is_symlink()):
+        if os.path.lexists(path) and (_has_facts(final) or (superseded and not path.is_symlink())):
             _remove(path)
         # As long as one aside is complete it would come back for what has its place.
         if superseded and not final.is_symlink() and not _has_facts(path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,15 @@ from megatron.core.config.errors import SaveFailedError
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
 from megatron.core.dist_checkpointing.facts import Facts, encode_facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, add_digests, state_dict_of
-from megatron.core.dist_checkpointing.folder import commit, part_folder, remove_superseded, start_part
+from megatron.core.dist_checkpointing.folder import (
+    FolderInUseError,
+    PartFolder,
+    commit,
+    part_folder,
+    remove_superseded,
+    require_free,
+    start_part,
+)
 from megatron.core.dist_checkpointing.progress import progress_of_rank
 from megatron.core.dist_checkpointing.writer import RankWriter
 
@@ -26,6 +34,7 @@ class SaveRequest:
 
     Attributes:
         root: folder of checkpoints.
+        may_replace: whether a checkpoint of this iteration that is there may go.
         iteration: names it.
         pieces: what this rank writes; nobody may change the values until the save has ended.
         digests: ``digests_of(pieces)``.
@@ -37,6 +46,11 @@ class SaveRequest:
     pieces: Sequence[StoredPiece]
     digests: Mapping[str, Sequence[int]]
     facts: Facts
+    may_replace: bool = True
+
+
+class FolderTakenError(SaveFailedError):
+    """Another process saves into the same folder. Whoever tries again takes what that one writes away from it."""
 
 
 def save_checkpoint(request: SaveRequest, group: CheckpointGroup) -> None:
@@ -46,27 +60,35 @@ def save_checkpoint(request: SaveRequest, group: CheckpointGroup) -> None:
     Raises:
         SaveFailedError: on all ranks, naming the ranks and files that failed; what was complete before still is.
     """
-    failures = group.failures(_start(request, group))
+    part, error = _start(request) if group.is_first else (None, None)
+    failures = group.failures(_text(error))
     files: list[Mapping[str, dict]] = []
     if not failures:
         failures, files = _write(request, group)
+        error = part.taken() if failures and part is not None else None
     if not failures:
-        failures = group.failures(_finish(request, group, files, group.gather_on_first(_described(request))))
+        described = group.gather_on_first(_described(request))
+        error = None if part is None else _finish(request, part, files, described)
+        failures = group.failures(_text(error))
     if failures:
-        raise SaveFailedError(
-            f"the checkpoint of iteration {request.iteration} was not saved in {request.root}; what was complete "
-            f"before is still there: {'; '.join(failures)}"
-        )
+        raise _failed(request, failures, group.gather(_text(error) if isinstance(error, FolderInUseError) else None)[0])
 
 
-def _start(request: SaveRequest, group: CheckpointGroup) -> str | None:
-    if not group.is_first:
-        return None
+def _failed(request: SaveRequest, failures: Sequence[str], taken: str | None) -> SaveFailedError:
+    kind, why = (SaveFailedError, failures) if taken is None else (FolderTakenError, [taken, *failures])
+    return kind(
+        f"the checkpoint of iteration {request.iteration} was not saved in {request.root}; what was complete before is "
+        f"still there: {'; '.join(why)}"
+    )
+
+
+def _start(request: SaveRequest) -> tuple[PartFolder | None, OSError | None]:
     try:
-        start_part(request.root, request.iteration)
+        if not request.may_replace:
+            require_free(request.root, request.iteration)
+        return start_part(request.root, request.iteration), None
     except OSError as error:
-        return str(error)
-    return None
+        return None, error
 
 
 def _write(request: SaveRequest, group: CheckpointGroup) -> tuple[list[str], list[Mapping[str, dict]]]:
@@ -89,7 +111,9 @@ def _write(request: SaveRequest, group: CheckpointGroup) -> tuple[list[str], lis
     return [], group.gather_on_first(writer.files)
 
 
-def _text(error: BaseException) -> str:
+def _text(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
@@ -101,11 +125,9 @@ def _described(request: SaveRequest) -> _Described:
 
 
 def _finish(
-    request: SaveRequest, group: CheckpointGroup, files: Sequence[Mapping[str, dict]], described: Sequence[_Described]
-) -> str | None:
+    request: SaveRequest, part: PartFolder, files: Sequence[Mapping[str, dict]], described: Sequence[_Described]
+) -> OSError | None:
     """On the first rank: write the facts, move folder and marker."""
-    if not group.is_first:
-        return None
     digests = add_digests(rank for rank, _ in described)
     tensors = {key: facts for _, rank in described for key, facts in rank.items()}
     facts = {
@@ -123,18 +145,20 @@ def _finish(
         "files": {name: of for rank in files for name, of in rank.items()},
     }
     try:
-        commit(request.root, request.iteration, encode_facts(facts))
+        commit(part, encode_facts(facts))
     except OSError as error:
-        return str(error)
+        return error
     return None
 
 
-def delete_superseded(root: Path, iteration: int, retain_interval: int | None) -> None:
+def delete_superseded(
+    root: Path, iteration: int, retain_interval: int | None, own: Collection[int] | None = None
+) -> None:
     """On the first rank, behind a save: see ``remove_superseded``. What could not be deleted is a warning.
 
     No part of the save: a file system takes seconds to delete what it took seconds to write.
     """
-    for words in remove_superseded(root, iteration, retain_interval):
+    for words in remove_superseded(root, iteration, retain_interval, own):
         # The checkpoint is complete: it does not matter for it whether anybody can be told.
         with contextlib.suppress(OSError):
             sys.stderr.write(f"warning: {words}; the next save tries again\n")

@@ -15,8 +15,8 @@ from megatron.core.contracts.stage import Stage
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
 from megatron.core.dist_checkpointing.facts import Facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, digests_of
-from megatron.core.dist_checkpointing.folder import iteration_folder, require_writable
-from megatron.core.dist_checkpointing.save import SaveRequest, delete_superseded, save_checkpoint
+from megatron.core.dist_checkpointing.folder import complete_iterations, iteration_folder, require_writable
+from megatron.core.dist_checkpointing.save import FolderTakenError, SaveRequest, delete_superseded, save_checkpoint
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule
 from megatron.core.process_groups.groups import ProcessGroups
@@ -80,6 +80,7 @@ class Checkpointer:
         self._start = Start()
         self._source: Source | None = None
         self._saved_at: int | None = None
+        self._own: frozenset[int] = frozenset()
         active = self._settings.save is not None or self._settings.load is not None
         active = active or self._settings.pretrained_checkpoint is not None
         self._group: CheckpointGroup | None = None
@@ -94,6 +95,7 @@ class Checkpointer:
         if group.is_first:
             try:
                 require_writable(Path(self._settings.save))
+                self._own = frozenset(complete_iterations(Path(self._settings.save)))
             except OSError as failure:
                 error = f"{failure.filename or self._settings.save}: {failure.strerror}"
         failures = group.failures(error)
@@ -218,6 +220,8 @@ class Checkpointer:
         start = time.monotonic()
         try:
             waited = self._wait()
+        except FolderTakenError:
+            raise
         except SaveFailedError:
             # The run ends here. What it has reached since is kept, where the disk takes it by now.
             with contextlib.suppress(SaveFailedError):
@@ -244,7 +248,9 @@ class Checkpointer:
             pieces=self._snapshots.take(pieces) if asynchronous else pieces,
             digests=digests,
             facts=self._facts(position),
+            may_replace=position.iteration in self._own,
         )
+        own = self._own = self._own | {position.iteration}
 
         def save() -> None:
             save_checkpoint(request, group)
@@ -255,7 +261,7 @@ class Checkpointer:
 
         def delete() -> None:
             if group is None or group.is_first:
-                delete_superseded(root, position.iteration, self._settings.save_retain_interval)
+                delete_superseded(root, position.iteration, self._settings.save_retain_interval, own)
 
         def save_and_delete() -> None:
             save()

@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing import folder
 from megatron.core.dist_checkpointing.facts import FACTS_FILE
 from megatron.core.dist_checkpointing.folder import (
     MARKER_FILE,
+    FolderInUseError,
     commit,
     complete_iterations,
     find_checkpoint,
@@ -32,10 +33,15 @@ from megatron.training.config.checkpoint import CheckpointConfig
 from megatron.training.config.resume_rules import require_nothing_to_load
 
 
+def put_in_place(root: Path, iteration: int, content: str) -> Path:
+    part = start_part(root, iteration)
+    (part.path / "data").write_text(content)
+    return commit(part, b"{}")
+
+
 def save(root: Path, iteration: int, content: str = "x") -> Path:
     """A checkpoint of one file, the way a real one is committed."""
-    (start_part(root, iteration) / "data").write_text(content)
-    final = commit(root, iteration, b"{}")
+    final = put_in_place(root, iteration, content)
     assert remove_superseded(root, iteration, None) == []
     return final
 
@@ -222,8 +228,7 @@ def test_a_folder_of_any_name(tmp_path: Path) -> None:
 def test_one_moved_aside_does_not_outlive_what_took_its_place(tmp_path: Path) -> None:
     """A save of an iteration that was there is killed before the old one goes; retention takes both, at last."""
     save(tmp_path, 3, "first")
-    (start_part(tmp_path, 3) / "data").write_text("second")
-    commit(tmp_path, 3, b"{}")
+    put_in_place(tmp_path, 3, "second")
     assert (tmp_path / "iter_0000003.old").is_dir()
     save(tmp_path, 8)
     assert [path.name for path in sorted(tmp_path.glob("iter_*"))] == ["iter_0000003", "iter_0000008"]
@@ -235,12 +240,9 @@ def test_one_moved_aside_does_not_outlive_what_took_its_place(tmp_path: Path) ->
 
 def replaced(root: Path) -> None:
     """Iteration 3 was saved twice, and the first of them is still aside."""
-    for content in ("first", "second"):
-        (start_part(root, 3) / "data").write_text(content)
-        commit(root, 3, b"{}")
-    save_8 = start_part(root, 8)
-    (save_8 / "data").write_text("newest")
-    commit(root, 8, b"{}")
+    put_in_place(root, 3, "first")
+    put_in_place(root, 3, "second")
+    put_in_place(root, 8, "newest")
     assert [path.name for path in sorted(root.glob("iter_*"))] == ["iter_0000003", "iter_0000003.old", "iter_0000008"]
 
 
@@ -352,3 +354,63 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         require_writable(tmp_path / "file" / "checkpoints")
     require_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+TAKEN = "was taken away by another process that saves into "
+
+
+@pytest.mark.parametrize("iteration", [4, 6])
+@pytest.mark.parametrize("over", [True, False])
+def test_of_two_saves_into_one_folder_one_ends_and_says_why(tmp_path: Path, iteration: int, over: bool) -> None:
+    """The second one takes the first one's for what a killed save left, and is the one that is there afterwards."""
+    save(tmp_path, 2)
+    first = start_part(tmp_path, 4)
+    second = start_part(tmp_path, iteration)
+    (second.path / "data").write_text("second")
+    if over:
+        commit(second, b"{}")
+    with pytest.raises(FolderInUseError, match=f"iter_0000004.part {TAKEN}{tmp_path}") as caught:
+        commit(first, b"{}")
+    assert ("it is over by now" if over else second.writer) in str(caught.value)
+    assert held(tmp_path, 2) == "x"
+    if not over:
+        commit(second, b"{}")
+    assert loaded(tmp_path) == held(tmp_path, iteration) == "second"
+    assert sorted(path.name for path in iteration_folder(tmp_path, iteration).iterdir()) == ["data", FACTS_FILE]
+
+
+@pytest.mark.parametrize("step", ["rename", "rmtree"])
+def test_what_is_moved_into_place_meanwhile_is_not_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The first of two saves ends at the moment at which the second wants to remove what it has written."""
+    part = start_part(tmp_path, 4)
+    (part.path / "data").write_text("first")
+    ended: list[Path | str] = []
+
+    def end(name: str) -> None:
+        if name == step and not ended:
+            ended.append(name)
+            try:
+                ended.append(commit(part, b"{}"))
+            except FolderInUseError as error:
+                ended.append(str(error))
+
+    with monkeypatch.context() as patch:
+        watch_steps(patch, end)
+        second = start_part(tmp_path, 6)
+    if step == "rename":
+        assert loaded(tmp_path) == "first"
+    else:
+        assert TAKEN in str(ended[1])
+    (second.path / "data").write_text("second")
+    commit(second, b"{}")
+    assert complete_iterations(tmp_path) == ([4, 6] if step == "rename" else [6])
+    assert sorted(path.name for path in tmp_path.glob("*.part")) == []
+
+
+def test_retention_deletes_none_that_another_process_saved(tmp_path: Path) -> None:
+    for iteration in (2, 3, 8):
+        save(tmp_path, iteration)
+    assert remove_superseded(tmp_path, 8, 4, own={2, 8}) == []
+    assert complete_iterations(tmp_path) == [3, 8]

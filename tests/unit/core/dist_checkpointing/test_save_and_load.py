@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,10 +36,10 @@ from megatron.core.dist_checkpointing.flat_tensor import (
     plain_piece,
     state_dict_of,
 )
-from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration
+from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration, start_part
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
 from megatron.core.dist_checkpointing.reader import read_metadata
-from megatron.core.dist_checkpointing.save import SaveRequest, delete_superseded, save_checkpoint
+from megatron.core.dist_checkpointing.save import FolderTakenError, SaveRequest, delete_superseded, save_checkpoint
 from megatron.core.dist_checkpointing.writer import METADATA_FILE, HashingFile
 from megatron.core.process_groups.groups import Group
 
@@ -441,6 +442,37 @@ def test_an_old_checkpoint_that_cannot_be_deleted_fails_no_save(
     delete_superseded(tmp_path, 4, 2)
     words = f"warning: {iteration_folder(tmp_path, 3)} could not be deleted ([Errno 16] Device or resource busy"
     assert capsys.readouterr().err.startswith(words)
+    assert newest_iteration(tmp_path) == 4
+
+
+def test_another_process_that_saves_there_is_what_an_error_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the folder away while this one writes, or behind it, or has saved the iteration already."""
+    save(tmp_path, 3)
+    write, finish = writer.RankWriter.write_data, writer.RankWriter.finish
+
+    def write_data(*args: Any, **kwargs: Any) -> object:
+        start_part(tmp_path, 9)
+        return write(*args, **kwargs)
+
+    def finishing(*args: Any, **kwargs: Any) -> None:
+        finish(*args, **kwargs)
+        start_part(tmp_path, 9)
+
+    words = "iter_0000004.part was taken away by another process that saves into .* belongs to one job"
+    for name, taking in (("write_data", write_data), ("finish", finishing)):
+        with monkeypatch.context() as patch, pytest.raises(FolderTakenError, match=words):
+            patch.setattr(writer.RankWriter, name, taking)
+            save(tmp_path, 4)
+    pieces = cut(whole())
+    request = SaveRequest(
+        root=tmp_path, iteration=3, pieces=pieces, digests=digests_of(pieces), facts=RUN, may_replace=False
+    )
+    with pytest.raises(FolderTakenError, match="iter_0000003 was saved by another process since this one began"):
+        save_checkpoint(request, ALONE)
+    assert same_bits(load(iteration_folder(tmp_path, 3)), whole())
+    save_checkpoint(replace(request, iteration=4, facts={**RUN, "iteration": 4}), ALONE)
     assert newest_iteration(tmp_path) == 4
 
 
