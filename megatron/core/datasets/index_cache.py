@@ -24,17 +24,11 @@ from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 1 << 24
-
 
 def array_digest(array: NDArray) -> str:
     """SHA-256, in hex, of the raw little-endian values of an array in C order; type and shape do not enter."""
     values = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1)
-    digest = hashlib.sha256()
-    step = _BLOCK_BYTES // values.itemsize
-    for start in range(0, len(values), step):
-        digest.update(values[start : start + step].tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(values.data).hexdigest()
 
 
 def cache_key(identity: Mapping[str, Any]) -> tuple[str, str]:

@@ -30,6 +30,7 @@ def test_digest_is_of_the_raw_values():
     assert array_digest(array.astype(">i4")) == array_digest(array)
     assert array_digest(np.asfortranarray(array)) == array_digest(array)
     assert array_digest(array[::2]) == hashlib.sha256(array[::2].tobytes()).hexdigest()
+    assert array_digest(array[:0]) == hashlib.sha256().hexdigest()
     large = np.arange(5_000_000, dtype=np.int32)
     assert array_digest(large) == hashlib.sha256(large.tobytes()).hexdigest()
 
