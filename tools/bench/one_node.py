@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from megatron.determinism.compare import compare
 from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit
 from megatron.training.setup.environment import read_environment
+from tools.bench.ended import stop
 from tools.bench.one_node_plan import MODEL, TINY, Launch, Plan, flags_of, plan, proxies
 from tools.bench.one_node_report import NAME, table, write_report
 
@@ -45,7 +45,6 @@ GATE = re.compile(r"gate: waited ([\d.]+) s, held ([\d.]+) s")
 LOG = "output.log"
 WARM_UP = 3
 FIRST_GUESS_S, PROXY_GUESS_S = 60.0, 90.0
-GRACE_S = 8.0
 POLL_S = 0.1
 
 
@@ -235,16 +234,6 @@ class Session:
 def launcher(ranks: int) -> list[str]:
     """What starts so many processes; the meeting place is one of its own."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a launch: ask its launcher, then do it."""
-    process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def figures(folder: Path) -> dict[str, Any]:

@@ -10,21 +10,16 @@ a file in LOCKS; there are LANES of them, and a launch holds the files of all it
 from __future__ import annotations
 
 import fcntl
-import os
-import runpy
+import functools
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import torch
-
-from megatron.training.loop.step import TrainStep
-from megatron.training.observe.step_record import StepMetrics
 from megatron.training.setup.environment import rank_or_zero, read_environment
+from tools.bench.wrapped_steps import around_steps, run_script, until
 
-POLL_S = 0.02
 WORDS = "gate: waited {waited:.2f} s, held {held:.2f} s"
 """What the first rank prints when it has left."""
 
@@ -41,11 +36,9 @@ class Gate:
         """Wait until the launch may go on."""
         began = time.monotonic()
         if rank == 0:
-            while not any(self._take(lane) for lane in range(self._lanes)):
-                time.sleep(POLL_S)
+            until(lambda: any(self._take(lane) for lane in range(self._lanes)))
             self._open.touch()
-        while not self._open.exists():
-            time.sleep(POLL_S)
+        until(self._open.exists)
         self._since = time.monotonic()
         self._waited_s = self._since - began
 
@@ -73,39 +66,15 @@ class Gate:
         return True
 
 
-def gate_steps(gate: Gate, rank: int, steps: int) -> None:
-    """Enter before the second step of this process, leave after step number ``steps``; what is queued is done first."""
-    step, taken = TrainStep.run, 0
-
-    def gated(self: TrainStep, *args: Any, **kwargs: Any) -> StepMetrics:
-        nonlocal taken
-        taken += 1
-        if taken == 2:
-            wait()
-            gate.enter(rank)
-        metrics = step(self, *args, **kwargs)
-        if taken == max(2, steps):
-            wait()
-            gate.leave(rank)
-        return metrics
-
-    TrainStep.run = gated  # type: ignore[method-assign]
-
-
-def wait() -> None:
-    """Until the device is idle."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def main(words: Sequence[str]) -> None:
-    """Run the script behind the gate."""
+    """Run the script behind the gate: from its second step on, to the end of step number STEPS."""
     locks, folder, devices, lanes, steps, *flags = words
     rank = rank_or_zero(read_environment())
-    gate_steps(Gate(Path(locks), Path(folder), devices.split(","), int(lanes)), rank, int(steps))
-    script = Path(__file__).resolve().parents[2] / "pretrain_hybrid.py"
-    sys.argv = [str(script), *flags]
-    runpy.run_path(os.fspath(script), run_name="__main__")
+    gate = Gate(Path(locks), Path(folder), devices.split(","), int(lanes))
+    around_steps(
+        before={2: functools.partial(gate.enter, rank)}, after={max(2, int(steps)): functools.partial(gate.leave, rank)}
+    )
+    run_script(Path(__file__).resolve().parents[2] / "pretrain_hybrid.py", flags)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ beside each other where there are GPUs for them. A GPU must hold two launches. E
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,8 +27,9 @@ from megatron.determinism.leg_log import read_failure
 from megatron.determinism.tax_legs import BASELINE, DETERMINISTIC, FLAGS
 from megatron.determinism.tax_statistics import estimate, judge
 from megatron.training.setup.environment import read_environment
+from tools.bench.ended import stop
 from tools.bench.tax_rows import ROOT, WORDS, Row, build_parser, launch_of, measure_all, parse, write
-from tools.bench.turns_leg import times_file, turn_file
+from tools.bench.turns_leg import starter_file, times_file, turn_file
 
 NAMES = (DETERMINISTIC, BASELINE)
 POLL_S = 0.2
@@ -44,12 +48,16 @@ def groups_of(rows: Sequence[Row], gpus: int) -> list[list[Row]]:
 
 
 class Launches:
-    """Both launches of one row, on GPUs of their own."""
+    """Both launches of one row, on GPUs of their own. They end with the block, and without it where this process is
+    killed: then nobody holds the lock any more."""
 
     def __init__(self, row: Row, folder: Path, gpus: Sequence[str], options: argparse.Namespace) -> None:
         self.row, self.folder = row, folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._failed: str | None = None
         folder.mkdir(parents=True)
+        self._lock = starter_file(folder).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         for name in NAMES:
             words = [str(folder), ",".join(NAMES), name, str(options.turns), str(options.steps)]
             wrapper = ["-m", "tools.bench.turns_leg", *words]
@@ -57,7 +65,12 @@ class Launches:
             environment = {**read_environment(), **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
             with (folder / f"{name}.log").open("wb") as log:
                 self._processes[name] = subprocess.Popen(
-                    [*launch, *FLAGS[name]], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+                    [*launch, *FLAGS[name]],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
 
     def open(self) -> None:
@@ -65,21 +78,28 @@ class Launches:
         turn_file(self.folder, 0).touch()
 
     def done(self) -> bool:
-        """Whether both have ended, or one has failed."""
-        codes = [process.poll() for process in self._processes.values()]
-        return all(code == 0 for code in codes) or any(codes)
-
-    def found(self) -> dict[str, Any]:
-        """The row's figures; ends what still runs."""
+        """Whether both have ended; one that fails takes the other with it."""
         codes = {name: process.poll() for name, process in self._processes.items()}
+        self._failed = self._failed or next((name for name, code in codes.items() if code), None)
+        if self._failed:
+            self.close()
+        return self._failed is not None or all(code == 0 for code in codes.values())
+
+    def close(self) -> None:
+        """End what still runs; safe to call twice."""
         for process in self._processes.values():
             process.terminate()
-            process.wait()
-        failed = [name for name, code in codes.items() if code]
+        for process in self._processes.values():
+            stop(process)
+        self._lock.close()
+
+    def found(self) -> dict[str, Any]:
+        """The row's figures, once all has ended."""
         times = {name: seconds_of(self.folder, name) for name in NAMES}
         pairs = min(map(len, times.values())) - 1
-        if failed:
-            return {"status": "failed", "message": "; ".join(read_failure(self.folder / f"{failed[0]}.log", 1).words)}
+        if self._failed:
+            words = read_failure(self.folder / f"{self._failed}.log", 1).words
+            return {"status": "failed", "message": "; ".join(words)}
         if pairs < 1:
             return {"status": "not run", "message": "no time for two turns of each"}
         return figures(self.row, {name: of[1 : pairs + 1] for name, of in times.items()})
@@ -122,16 +142,13 @@ def run_groups(options: argparse.Namespace, work: Path) -> dict[str, Any]:
             continue
         free = iter(options.gpus)
         places = [[next(free) for _ in range(row.gpus)] for row in group]
-        launches = [
-            Launches(row, work / str(list(WORDS).index(row.name)), [] if options.tiny else place, options)
-            for row, place in zip(group, places, strict=True)
-        ]
-        while options.after is not None and not options.after.exists():
-            time.sleep(POLL_S)
-        for each in launches:
-            each.open()
-        while not all(each.done() for each in launches) and time.monotonic() - began < options.limit_s:
-            time.sleep(POLL_S)
+        with contextlib.ExitStack() as closing:
+            launches = []
+            for row, place in zip(group, places, strict=True):
+                folder = work / str(list(WORDS).index(row.name))
+                launches.append(Launches(row, folder, [] if options.tiny else place, options))
+                closing.callback(launches[-1].close)
+            _take_turns(launches, options.after, began + options.limit_s)
         for each in launches:
             found = each.found()
             facts["rows"][each.row.name] = {**found, "world_size": each.row.gpus}
@@ -141,8 +158,20 @@ def run_groups(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     return facts
 
 
+def _take_turns(launches: Sequence[Launches], after: Path | None, stop_at: float) -> None:
+    """Until all have ended, or the monotonic time ``stop_at``; no turn begins before ``after`` is there."""
+    opened = False
+    while [each for each in launches if not each.done()] and time.monotonic() < stop_at:
+        if not opened and (after is None or after.exists()):
+            opened = True
+            for each in launches:
+                each.open()
+        time.sleep(POLL_S)
+
+
 def main() -> None:
     """Measure, print and write; the exit code says whether every row is within its limit."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = build_parser(__doc__)
     parser.add_argument("--turns", type=int, default=9, help="turns of each launch; the first is warm-up")
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn")

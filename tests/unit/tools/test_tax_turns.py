@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,8 @@ from megatron.determinism.tax_legs import BASELINE, DETERMINISTIC
 from megatron.training.loop.step import TrainStep
 from tests.architecture.sources import ROOT
 from tools.bench.tax_rows import NAME, ROWS
-from tools.bench.tax_turns import figures, groups_of, seconds_of
-from tools.bench.turns_leg import Turns, take_turns, turn_file, turns_of
+from tools.bench.tax_turns import NAMES, figures, groups_of, seconds_of
+from tools.bench.turns_leg import Turns, starter_file, take_turns, turn_file, turns_of
 
 
 def test_turns_go_forward_and_backward_and_none_is_left_out() -> None:
@@ -36,7 +40,7 @@ def test_two_launches_step_one_at_a_time_and_leave_their_times(tmp_path: Path, m
         step = lambda *_: done.append(name)  # noqa: E731
         with lock:
             monkeypatch.setattr(TrainStep, "run", step)
-            take_turns(Turns(tmp_path, name, turns_of(name, "ab", 3), 0), 2)
+            take_turns(Turns(tmp_path, name, turns_of(name, "ab", 3), 0), 3, 2)
             mine = TrainStep.run
         for _ in range(1 + 3 * 2):
             mine(None)
@@ -64,6 +68,74 @@ def test_figures_are_those_of_paired_turns() -> None:
     assert row["interval"] == pytest.approx((0.01, 0.04))
     assert (row["verdict"], row["status"]) == ("over", "measured")
     assert figures(ROWS[0], {DETERMINISTIC: fast, BASELINE: fast})["verdict"] == "within"
+
+
+# The tool, with launches that never take a turn, and one of them failing where its name is given. Each writes its id.
+SLEEPERS = """
+import sys
+from pathlib import Path
+from tools.bench import tax_turns
+
+folder, fails = Path(sys.argv.pop(1)), sys.argv.pop(1)
+BODY = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(900)"
+
+def launch_of(row, iterations, *, tiny, wrapper):
+    name = wrapper[4]
+    if name == fails:
+        return [sys.executable, "-c", "raise SystemExit('out of luck')"]
+    return [sys.executable, "-c", BODY, str(folder / name)]
+
+tax_turns.launch_of = launch_of
+tax_turns.main()
+"""
+
+
+def sleepers(folder: Path, fails: str, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SLEEPERS, str(folder), fails, "--out", str(folder / "out"), "--tiny"]
+    return subprocess.Popen(
+        [*command, "--rows", "balanced", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def written(path: Path) -> int:
+    """The number in a file, once it is there."""
+    while not path.exists() or not path.read_text():
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def ended(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_launches_end_with_the_tool(tmp_path: Path) -> None:
+    tool = sleepers(tmp_path, "")
+    ids = [written(tmp_path / name) for name in NAMES]
+    tool.send_signal(signal.SIGTERM)
+    assert tool.wait() == 128 + signal.SIGTERM
+    assert all(map(ended, ids))
+
+
+def test_a_launch_that_fails_takes_the_other_with_it(tmp_path: Path) -> None:
+    """Also before the first turn, and the limit counts there too."""
+    said, _ = sleepers(tmp_path, BASELINE, "--after", str(tmp_path / "never")).communicate()
+    assert "balanced   out of luck" in said
+    said, _ = sleepers(tmp_path, "", "--after", str(tmp_path / "never"), "--limit-s", "1").communicate()
+    assert "balanced   no time for two turns of each" in said
+
+
+def test_a_launch_that_nobody_would_end_ends_by_itself(tmp_path: Path) -> None:
+    turns = Turns(tmp_path, "a", turns_of("a", "ab", 2), 0)
+    with starter_file(tmp_path).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        turn_file(tmp_path, 0).touch()
+        turns.begin()
+    with pytest.raises(SystemExit, match="is gone"):
+        turns.begin()
 
 
 @pytest.mark.slow
