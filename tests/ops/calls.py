@@ -139,3 +139,13 @@ def interpreted(code: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def interpreted_unlike_reference(op: str) -> list[str]:
+    """What is not close to the reference where an op's Triton variant is interpreted, as a line of text."""
+    return interpreted(f"""
+import torch
+from megatron.core.ops.{op} import OP
+from tests.ops.test_conformance import unlike_reference
+print(unlike_reference(OP, OP.variant("deterministic_triton").fn, torch.float32, torch.device("cpu")))
+""")

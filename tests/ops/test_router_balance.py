@@ -7,19 +7,12 @@ import torch
 
 from megatron.core.ops.availability import installed
 from megatron.core.ops.router_balance.reference import router_balance
-from tests.ops.calls import interpreted
-
-INTERPRETED = """
-import torch
-from megatron.core.ops.router_balance import OP
-from tests.ops.test_conformance import unlike_reference
-print(unlike_reference(OP, OP.variant("deterministic_triton").fn, torch.float32, torch.device("cpu")))
-"""
+from tests.ops.calls import interpreted_unlike_reference
 
 
 @pytest.mark.skipif(not installed("triton"), reason="needs triton")
 def test_the_kernels_are_close_to_the_reference_where_they_are_interpreted() -> None:
-    assert interpreted(INTERPRETED) == ["[]"]
+    assert interpreted_unlike_reference("router_balance") == ["[]"]
 
 
 def _by_hand(score_TE: torch.Tensor, k: int, n: int, softmax: bool) -> tuple[list[list[float]], list[list[int]]]:

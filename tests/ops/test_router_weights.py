@@ -9,19 +9,12 @@ from megatron.core.digest.bits import same_bits
 from megatron.core.ops.availability import installed
 from megatron.core.ops.router_weights import OP
 from megatron.core.ops.router_weights.deterministic import router_weights
-from tests.ops.calls import call, in_double, interpreted, seeded_cases
-
-INTERPRETED = """
-import torch
-from megatron.core.ops.router_weights import OP
-from tests.ops.test_conformance import unlike_reference
-print(unlike_reference(OP, OP.variant("deterministic_triton").fn, torch.float32, torch.device("cpu")))
-"""
+from tests.ops.calls import call, in_double, interpreted_unlike_reference, seeded_cases
 
 
 @pytest.mark.skipif(not installed("triton"), reason="needs triton")
 def test_the_kernels_are_close_to_the_reference_where_they_are_interpreted() -> None:
-    assert interpreted(INTERPRETED) == ["[]"]
+    assert interpreted_unlike_reference("router_weights") == ["[]"]
 
 
 def _composed(score_TE: torch.Tensor, ids_Tk: torch.Tensor, normalise: bool, factor: float | None) -> torch.Tensor:
