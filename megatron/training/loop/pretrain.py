@@ -107,6 +107,8 @@ def _readers(run: Run, position: Position) -> _Readers:
         evaluations = sum(evaluates_after(training, i) for i in iterations) + training.skip_train
         needed = evaluations * step.evaluation.batches * step.evaluation.batch_size
         valid.require(position.consumed_valid_samples, needed, "validation")
+    if training.full_validation and run.splits.valid is not None and run.groups.world.is_first:
+        print(f"--full-validation: {len(run.splits.valid)} sequences each time", flush=True)
     absent = run.splits.absent.get("test") if training.eval_iters else None
     if absent is not None and not absent.chosen and run.groups.world.is_first:
         print(f"no test data ({absent.reason}): nothing is evaluated at the end of training", flush=True)

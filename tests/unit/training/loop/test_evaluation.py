@@ -64,18 +64,22 @@ def test_evaluation_alone() -> None:
     [
         ("--valid-data-path {} --test-data-path {}", ["valid", "test"]),
         ("--valid-data-path {}", ["valid"]),
+        ("--valid-data-path {} --full-validation", ["valid"]),
         ("--test-data-path {}", ["test"]),
         ("--data-path {} --split 0,6,6", ["valid", "test"]),
         ("--data-path {} --split 6,6,0", ["valid"]),
     ],
 )
-def test_evaluation_alone_takes_no_training_data(tmp_path: Path, data: str, read: list[str]) -> None:
+def test_evaluation_alone_takes_no_training_data(
+    tmp_path: Path, data: str, read: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_self_data(tmp_path, [65] * 12, vocab_size=4096).prefix
     flags = f"{FLAGS} --vocab-size 4096 --skip-train --eval-interval 8 --run-dir {tmp_path}/run"
     base = TINY.replace("--mock-data", data.replace("{}", path))
     run_training(build_here(flags, base), time.monotonic())
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == read
+    assert ("--full-validation: 12 sequences each time" in capsys.readouterr().out) == ("--full" in data)
     if data.startswith("--valid"):
         with pytest.raises(ConfigError, match=r"no train data \(left out by --train-data-path\)"):
             build_here(flags.replace("--skip-train", ""), base)
