@@ -23,7 +23,7 @@ from megatron.core.dist_checkpointing.facts import FACTS_FILE, DamagedFactsError
 from megatron.core.dist_checkpointing.flat_tensor import TensorFacts
 from megatron.core.dist_checkpointing.integrity import problems_of
 from megatron.core.dist_checkpointing.progress import SlowProgress
-from megatron.core.dist_checkpointing.stored import AT_ONCE_BYTES, THREADS, StoredCheckpoint, lots
+from megatron.core.dist_checkpointing.stored import AT_ONCE_BYTES, THREADS, StoredCheckpoint, in_order, lots
 from megatron.determinism.command_line import build_parser
 from megatron.determinism.report import Exit, Outcome
 
@@ -201,8 +201,9 @@ class _Comparison:
     def differences(self, keys: Sequence[str]) -> dict[str, str]:
         """How which of these tensors differ; both sides know them by the same facts."""
         a, b = self._sides
-        parts = [_Part(key, *lot) for key in keys for lot in lots(a.tensor(key).nbytes)]
-        progress = SlowProgress(f"comparing {a.folder} with {b.folder}", sum(p.count for p in parts), out=sys.stderr)
+        total = sum(a.tensor(key).nbytes for key in keys)
+        progress = SlowProgress(f"comparing {a.folder} with {b.folder}", total, out=sys.stderr)
+        parts = (_Part(key, *lot) for key in keys for lot in lots(a.tensor(key).nbytes))
 
         def compared(part: _Part) -> _Part:
             done = self._compare(part)
@@ -212,7 +213,7 @@ class _Comparison:
         found: dict[str, str] = {}
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint-diff")
         try:
-            for key, of_key in itertools.groupby(pool.map(compared, parts), key=lambda part: part.key):
+            for key, of_key in itertools.groupby(in_order(pool, compared, parts), key=lambda part: part.key):
                 words = _difference_of(a.tensor(key), list(of_key))
                 if words is not None:
                     found[key] = words

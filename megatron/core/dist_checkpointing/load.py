@@ -111,7 +111,7 @@ def _read(folder: Path, wanted: Iterable[StoredPiece], group: CheckpointGroup) -
     state = state_dict_of(wanted)
     if not state:
         return None
-    total = sum(values.numel() * values.element_size() for tensor in state.values() for _, values in tensor.chunks)
+    total = sum(values.nbytes for tensor in state.values() for _, values in tensor.chunks)
     progress = progress_of_rank(f"loading checkpoint {folder}", total, shown=group.is_first)
     try:
         with torch.no_grad():

@@ -93,7 +93,7 @@ def _start(request: SaveRequest) -> tuple[PartFolder | None, OSError | None]:
 
 def _write(request: SaveRequest, group: CheckpointGroup) -> tuple[list[str], list[Mapping[str, dict]]]:
     """DCP's save into the part folder: what failed, and on the first rank every rank's files."""
-    total = sum(piece.values.numel() * piece.values.element_size() for piece in request.pieces)
+    total = sum(piece.values.nbytes for piece in request.pieces)
     what = f"saving checkpoint at iteration {request.iteration}"
     progress = progress_of_rank(what, total, shown=group.is_first)
     writer = RankWriter(part_folder(request.root, request.iteration), group.rank, progress)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -19,10 +22,13 @@ from megatron.core.dist_checkpointing.folder import find_checkpoint
 from megatron.core.dist_checkpointing.reader import read_metadata
 from megatron.core.dist_checkpointing.writer import METADATA_FILE, Place
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
 AT_ONCE_BYTES = 1 << 21
-"""Bytes of a tensor that a thread has in its hands."""
+"""Bytes of a tensor that a thread or process has in its hands."""
 THREADS = min(32, os.cpu_count() or 1)
-"""As many as there are cores; more than this Python does not keep busy."""
+"""As many as there are cores; more than this one Python does not keep busy."""
 
 
 def checkpoint_in(folder: Path) -> Path:
@@ -44,10 +50,12 @@ def checkpoint_in(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Elements ``begin ... begin + numel`` of a flat tensor, which lie together in one entry."""
+    """Elements ``begin ... begin + numel`` of the flat tensor ``key``, which lie together in one entry."""
 
+    key: str
     begin: int
     numel: int
+    nbytes: int
     place: Place
 
 
@@ -84,14 +92,15 @@ class StoredCheckpoint:
         stored = metadata.state_dict_metadata.get(key)
         if not isinstance(stored, TensorStorageMetadata):
             raise DamagedInputError(f"{self.folder / METADATA_FILE} has no tensor {key}")
-        spans, end = [], 0
+        facts, spans, end = self.tensor(key), list[Span](), 0
         for chunk in sorted(stored.chunks, key=lambda chunk: chunk.offsets[0]):
             place = metadata.storage_data.get(MetadataIndex(key, chunk.offsets))
             if chunk.offsets[0] != end or place is None:
                 break
-            spans.append(Span(end, chunk.sizes.numel(), place))
-            end += spans[-1].numel
-        if end != self.tensor(key).numel:
+            numel = chunk.sizes.numel()
+            spans.append(Span(key, end, numel, numel * facts.torch_dtype.itemsize, place))
+            end += numel
+        if end != facts.numel:
             raise DamagedInputError(f"{self.folder / METADATA_FILE}: {key} is not there from element {end} on")
         return spans
 
@@ -114,8 +123,8 @@ class StoredCheckpoint:
             if span.begin >= end:
                 return
             first, last = max(start, span.begin), min(end, span.begin + span.numel)
-            nbytes = span.numel * out.element_size()
-            self.entries.read(span.place, out[first - start : last - start], first - span.begin, nbytes=nbytes)
+            part = out[first - start : last - start]
+            self.entries.read(span.place, part, first - span.begin, nbytes=span.nbytes)
 
     def values(self, key: str) -> torch.Tensor:
         """One tensor, flat."""
@@ -123,6 +132,19 @@ class StoredCheckpoint:
         whole = torch.empty(facts.numel, dtype=facts.torch_dtype)
         self.read(key, whole)
         return whole
+
+
+def in_order(
+    pool: ThreadPoolExecutor, function: Callable[[_Item], _Result], items: Iterable[_Item]
+) -> Iterator[_Result]:
+    """The results in the order of the items, of which a few a thread are taken up before they are asked for."""
+    waiting: deque[Future[_Result]] = deque()
+    for item in items:
+        waiting.append(pool.submit(function, item))
+        if len(waiting) > 4 * THREADS:
+            yield waiting.popleft().result()
+    for future in waiting:
+        yield future.result()
 
 
 def lots(nbytes: int) -> Iterator[tuple[int, int]]:

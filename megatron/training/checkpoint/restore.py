@@ -12,7 +12,6 @@ from megatron.core.config.errors import DamagedInputError
 from megatron.core.contracts.stage import Stage
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
 from megatron.core.dist_checkpointing.facts import Facts
-from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, plain_piece
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
 from megatron.core.optimizer.distrib_optimizer import Optimizer
 from megatron.core.optimizer.optimizer_param_scheduler import Schedule
@@ -23,6 +22,7 @@ from megatron.training.checkpoint.content import (
     MOMENTS,
     ROUTERS,
     generator_key,
+    generator_pieces,
     parameter_pieces,
     router_pieces_to_load,
     share_router_counts,
@@ -80,7 +80,7 @@ def restore(
     wanted = [*parameter_pieces(optimizer, kinds), *router_pieces_to_load(chunks, groups)]
     require_same_tensors(folder, facts, wanted, group, (*kinds, *ROUTERS))
     generators, generator_words = _generators(source, config, groups)
-    load_pieces(folder, facts, [*wanted, *(_as_pieces(generators, group.rank))], group)
+    load_pieces(folder, facts, [*wanted, *generator_pieces(generators or {}, group.rank)], group)
     share_router_counts(chunks, groups)
     if source.weights_only:
         zero_router_counts(chunks)
@@ -192,10 +192,6 @@ def _generators(
         return None, (f"random generators of all ranks are as the seed sets them: {why}",)
     sizes = {name: facts["tensors"][generator_key(groups.world.rank, name)]["shape"] for name in mine}
     return {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}, ()
-
-
-def _as_pieces(generators: dict[str, torch.Tensor] | None, rank: int) -> list[StoredPiece]:
-    return [plain_piece(generator_key(rank, name), values) for name, values in (generators or {}).items()]
 
 
 def put_back_generators(start: Start) -> None:

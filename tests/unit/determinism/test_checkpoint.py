@@ -17,6 +17,7 @@ import torch
 from megatron.core.digest.bits import digest_hex
 from megatron.core.dist_checkpointing import integrity, progress, writer
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup
+from megatron.core.dist_checkpointing.digest_process import DigestProcess
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, encode_facts, read_facts
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, digests_of, plain_piece
 from megatron.core.dist_checkpointing.folder import iteration_folder
@@ -190,12 +191,14 @@ def test_long_tensors_differ_in_what_all_their_parts_say(
     assert diff_checkpoints(tmp_path / "a", tmp_path / "c").exit == Exit.SAME
 
 
+@pytest.mark.parametrize("small", [0, integrity.SMALL_BYTES])
 @pytest.mark.parametrize("threads", [1, 5])
-def test_what_is_damaged_does_not_depend_on_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+def test_what_is_damaged_does_not_depend_on_threads_and_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, small: int
 ) -> None:
     """Several files: one is gone, one has a flipped bit in the last part of a long tensor, one is cut short."""
     monkeypatch.setattr(integrity, "THREADS", threads)
+    monkeypatch.setattr(integrity, "SMALL_BYTES", small)
     monkeypatch.setattr(writer, "FILE_BYTES", 1 << 20)
     long = torch.arange(LONG, dtype=torch.float32)
     folder = save(tmp_path / "a", more={f"exp_avg.{key}": long for key in "wxyz"})
@@ -238,11 +241,13 @@ def test_every_byte_is_read_once_and_few_are_held(tmp_path: Path, monkeypatch: p
     told, held, empty = [], [], torch.empty
     monkeypatch.setattr(progress.SlowProgress, "add", lambda self, count: told.append(count))
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: held.append(args) or empty(*args, **kwargs))
+    monkeypatch.setattr(integrity, "SMALL_BYTES", 0)
+    monkeypatch.setattr(integrity, "DigestProcess", lambda nbytes: held.append((nbytes,)) or DigestProcess(nbytes))
     for module in (integrity, checkpoint):
         monkeypatch.setattr(module, "THREADS", 1)
     assert verify_checkpoint(folder).exit == Exit.SAME
     assert sum(told) == sum(path.stat().st_size for path in folder.iterdir() if path.name != FACTS_FILE)
-    assert held.count((integrity.AT_ONCE_BYTES,)) <= 2 * 2
+    assert held.count((integrity.AT_ONCE_BYTES,)) == 2
     told.clear()
     held.clear()
     assert diff_checkpoints(folder, folder).exit == Exit.SAME
