@@ -74,13 +74,11 @@ def values_shown(stored: StoredCheckpoint, key: str) -> dict[str, Any]:
     if key not in stored.facts["tensors"]:
         raise ConfigError([Problem(f"--tensor {key}", f"a tensor of {stored.folder}", "--tensor")])
     values = stored.values(key)
-    exact = values.to(torch.float64)
-    finite = bool(torch.isfinite(exact).all())
     return {
-        "finite": finite,
-        "min": exact.min().item(),
-        "max": exact.max().item(),
-        "mean": exact.mean().item(),
+        "finite": bool(torch.isfinite(values).all()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "mean": values.mean(dtype=torch.float64).item(),
         "first": [v.hex() if isinstance(v, float) else v for v in values[:_SHOWN].tolist()],
     }
 

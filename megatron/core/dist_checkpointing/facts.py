@@ -96,17 +96,12 @@ def read_facts(folder: Path) -> Facts:
     return facts
 
 
-def sha256_file(path: Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a file, read in pieces."""
-    with open_regular(path) as file:
-        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def file_problem(folder: Path, name: str, stated: dict[str, Any]) -> str | None:
     """What is wrong with one file of a checkpoint; ``None`` where size and SHA-256 are as stated."""
     path = folder / name
     try:
-        size, digest = sha256_file(path)
+        with open_regular(path) as file:
+            size, digest = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return f"{path}: no such file"
     except OSError as error:

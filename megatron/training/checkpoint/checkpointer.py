@@ -235,7 +235,8 @@ class Checkpointer:
     def _write(self, position: Position, *, asynchronous: bool) -> None:
         start, root, group = time.monotonic(), Path(self._settings.save), self._group
         self._say(f"saving checkpoint at iteration {position.iteration:7d} to {root} in torch_dist format")
-        if iteration_folder(root, position.iteration).exists():
+        may_replace = position.iteration in self._own
+        if may_replace and iteration_folder(root, position.iteration).exists():
             self._say(f"it takes the place of the checkpoint of iteration {position.iteration} that is there")
         pieces = [piece for piece in self._pieces() if piece.written]
         digests = digests_of(pieces)
@@ -248,7 +249,7 @@ class Checkpointer:
             pieces=self._snapshots.take(pieces) if asynchronous else pieces,
             digests=digests,
             facts=self._facts(position),
-            may_replace=position.iteration in self._own,
+            may_replace=may_replace,
         )
         own = self._own = self._own | {position.iteration}
 
