@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -159,6 +160,9 @@ def test_killed_while_an_iteration_is_saved_again(tmp_path: Path) -> None:
     words = f"{WORDS} --save {root} --fingerprint-dir {tmp_path}/fingerprint"
     finished(2, f"{words} --exit-interval 3")
     for moment in AGAIN:
+        # Taking away what the one before left would be the first of the renames that are counted.
+        for left in root.glob("*.part"):
+            shutil.rmtree(left)
         with pytest.raises(AssertionError, match=r"died without a word|Connection|reset by peer|closed"):
             run_legs(2, f"{words} --load {root} --ckpt-step 2", functools.partial(plant, moment.name, 1))
         assert newest_iteration(root) == 3, moment.name

@@ -379,7 +379,7 @@ def test_of_two_saves_into_one_folder_one_ends_and_says_why(tmp_path: Path, iter
     assert sorted(path.name for path in iteration_folder(tmp_path, iteration).iterdir()) == ["data", FACTS_FILE]
 
 
-@pytest.mark.parametrize("step", ["rename", "rmtree"])
+@pytest.mark.parametrize("step", ["rename", "_remove"])
 def test_what_is_moved_into_place_meanwhile_is_not_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -388,16 +388,20 @@ def test_what_is_moved_into_place_meanwhile_is_not_taken_away(
     (part.path / "data").write_text("first")
     ended: list[Path | str] = []
 
-    def end(name: str) -> None:
-        if name == step and not ended:
-            ended.append(name)
+    owner = {"rename": os, "_remove": folder}[step]
+    function = getattr(owner, step)
+
+    def ending(path: Path, *args: Path) -> None:
+        if path.suffix == ".part" and not ended:
+            ended.append(path)
             try:
                 ended.append(commit(part, b"{}"))
             except FolderInUseError as error:
                 ended.append(str(error))
+        function(path, *args)
 
     with monkeypatch.context() as patch:
-        watch_steps(patch, end)
+        patch.setattr(owner, step, ending)
         second = start_part(tmp_path, 6)
     if step == "rename":
         assert loaded(tmp_path) == "first"
