@@ -54,10 +54,10 @@ class LegacyFlag:
             needed = f"a flag that works here; {self.reason}"
             return Problem(given, needed, self.change or f"leave out {spelling}")
         if self.kind == "only" and " ".join(values) not in self.accepted:
-            choices = " or ".join(self.accepted)
-            return Problem(
-                given, f"{choices}, the only value taken: {self.reason}", self.change or f"leave out {spelling}"
+            needed = (
+                f"{' or '.join(self.accepted)}, the only value{'s' * (len(self.accepted) > 1)} taken: {self.reason}"
             )
+            return Problem(given, needed, self.change or f"leave out {spelling}")
         return None
 
     def note(self, spelling: str) -> str | None:

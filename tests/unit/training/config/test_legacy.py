@@ -56,7 +56,7 @@ def test_flag_given_twice_warns_once():
         ("--fp8-format hybrid", "FP8"),
         ("--context-parallel-size 2", "needed: 1, the only value taken"),
         ("--transformer-impl transformer_engine", "needed: local, the only value taken"),
-        ("--attention-backend flash", "needed: auto or local or unfused"),
+        ("--attention-backend flash", "needed: auto or local or unfused, the only values taken: "),
         ("--spec my.module my_spec", "hybrid_stack_spec or local"),
         ("--num-layers-per-virtual-pipeline-stage 2", "put | into --hybrid-layer-pattern"),
         ("--pipeline-model-parallel-layout Et|L", "put | into --hybrid-layer-pattern"),
