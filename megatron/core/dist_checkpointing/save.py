@@ -114,6 +114,8 @@ def _write(request: SaveRequest, group: CheckpointGroup) -> tuple[list[str], lis
 def _text(error: BaseException | None) -> str | None:
     if error is None:
         return None
+    if isinstance(error, FileExistsError):
+        return f"{error}, which another process has written: a --save folder belongs to one job"
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 

@@ -36,7 +36,7 @@ from megatron.core.dist_checkpointing.flat_tensor import (
     plain_piece,
     state_dict_of,
 )
-from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration, start_part
+from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration, part_folder, start_part
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
 from megatron.core.dist_checkpointing.reader import read_metadata
 from megatron.core.dist_checkpointing.save import FolderTakenError, SaveRequest, delete_superseded, save_checkpoint
@@ -465,6 +465,14 @@ def test_another_process_that_saves_there_is_what_an_error_says(
         with monkeypatch.context() as patch, pytest.raises(FolderTakenError, match=words):
             patch.setattr(writer.RankWriter, name, taking)
             save(tmp_path, 4)
+
+    def writes_there_too(*args: Any, **kwargs: Any) -> object:
+        (part_folder(tmp_path, 4) / "__0_0.distcp").touch()
+        return write(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(SaveFailedError, match=r"__0_0.distcp.* belongs to one job"):
+        patch.setattr(writer.RankWriter, "write_data", writes_there_too)
+        save(tmp_path, 4)
     pieces = cut(whole())
     request = SaveRequest(
         root=tmp_path, iteration=3, pieces=pieces, digests=digests_of(pieces), facts=RUN, may_replace=False
