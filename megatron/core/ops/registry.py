@@ -254,15 +254,11 @@ def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.devic
             chosen[name] = fit[0]
             continue
         have = ", ".join(f"{v.name} ({v.guarantee[device.type].name})" for v in runs) or "no variant"
-        problems.append(
-            Problem(
-                f"op {name} on {device.type} in {dtype}",
-                _wanted_text(op, wanted[name])
-                if name in wanted
-                else f"a variant that promises {need.name}; there is {have}",
-                f"--op-variants {name}=..." + ", or leave out --deterministic-mode" * numerics.deterministic_mode,
-            )
-        )
+        asked = name in wanted
+        needed = _wanted_text(op, wanted[name]) if asked else f"a variant that promises {need.name}"
+        without = ", or leave out --deterministic-mode" * (numerics.deterministic_mode and not asked)
+        given = f"op {name} on {device.type} in {dtype}"
+        problems.append(Problem(given, f"{needed}; there is {have}", f"--op-variants {name}=...{without}"))
     problems = problems or _outside_problems(chosen, numerics)
     if problems:
         raise ConfigError(problems)
