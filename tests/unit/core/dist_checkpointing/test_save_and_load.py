@@ -9,13 +9,11 @@ import os
 import pickle
 import resource
 import shutil
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 
 from megatron.core.config.errors import DamagedInputError, SaveFailedError
 from megatron.core.digest.bits import same_bits
-from megatron.core.dist_checkpointing import progress, writer
+from megatron.core.dist_checkpointing import writer
 from megatron.core.dist_checkpointing.checkpoint_group import CheckpointGroup, name_ranks
 from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, FORMAT_VERSION, encode_facts, read_facts
@@ -36,10 +34,10 @@ from megatron.core.dist_checkpointing.flat_tensor import (
     plain_piece,
     state_dict_of,
 )
-from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration, part_folder, start_part
+from megatron.core.dist_checkpointing.folder import iteration_folder, newest_iteration
 from megatron.core.dist_checkpointing.load import load_pieces, require_same_tensors
 from megatron.core.dist_checkpointing.reader import read_metadata
-from megatron.core.dist_checkpointing.save import FolderTakenError, SaveRequest, delete_superseded, save_checkpoint
+from megatron.core.dist_checkpointing.save import SaveRequest, delete_superseded, save_checkpoint
 from megatron.core.dist_checkpointing.writer import METADATA_FILE, HashingFile
 from megatron.core.process_groups.groups import Group
 
@@ -445,45 +443,6 @@ def test_an_old_checkpoint_that_cannot_be_deleted_fails_no_save(
     assert newest_iteration(tmp_path) == 4
 
 
-def test_another_process_that_saves_there_is_what_an_error_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes the folder away while this one writes, or behind it, or has saved the iteration already."""
-    save(tmp_path, 3)
-    write, finish = writer.RankWriter.write_data, writer.RankWriter.finish
-
-    def write_data(*args: Any, **kwargs: Any) -> object:
-        start_part(tmp_path, 9)
-        return write(*args, **kwargs)
-
-    def finishing(*args: Any, **kwargs: Any) -> None:
-        finish(*args, **kwargs)
-        start_part(tmp_path, 9)
-
-    words = "iter_0000004.part was taken away by another process that saves into .* belongs to one job"
-    for name, taking in (("write_data", write_data), ("finish", finishing)):
-        with monkeypatch.context() as patch, pytest.raises(FolderTakenError, match=words):
-            patch.setattr(writer.RankWriter, name, taking)
-            save(tmp_path, 4)
-
-    def writes_there_too(*args: Any, **kwargs: Any) -> object:
-        (part_folder(tmp_path, 4) / "__0_0.distcp").touch()
-        return write(*args, **kwargs)
-
-    with monkeypatch.context() as patch, pytest.raises(SaveFailedError, match=r"__0_0.distcp.* belongs to one job"):
-        patch.setattr(writer.RankWriter, "write_data", writes_there_too)
-        save(tmp_path, 4)
-    pieces = cut(whole())
-    request = SaveRequest(
-        root=tmp_path, iteration=3, pieces=pieces, digests=digests_of(pieces), facts=RUN, may_replace=False
-    )
-    with pytest.raises(FolderTakenError, match="iter_0000003 was saved by another process since this one began"):
-        save_checkpoint(request, ALONE)
-    assert same_bits(load(iteration_folder(tmp_path, 3)), whole())
-    save_checkpoint(replace(request, iteration=4, facts={**RUN, "iteration": 4}), ALONE)
-    assert newest_iteration(tmp_path) == 4
-
-
 def test_root_that_is_a_file_fails_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("")
     with pytest.raises(SaveFailedError, match="root"):
@@ -500,16 +459,3 @@ def test_flat_tensor_refuses_arithmetic() -> None:
     assert flat.detach().shape == (10,)
     with pytest.raises(TypeError, match="only some ranges"):
         flat.sum()
-
-
-def test_progress_is_silent_at_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = progress.progress_of_rank("saving", 10**9, shown=True)
-    shown.add(3 * 10**8)
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    shown.add(2 * 10**8)
-    assert "saving: 0.5 GB (50%) of this rank's share" in capsys.readouterr().out
-    progress.progress_of_rank("saving", 1, shown=False).add(1)
-    assert capsys.readouterr().out == ""
-    progress.SlowProgress("comparing", 4 * 10**9, out=sys.stderr).add(10**9)
-    assert capsys.readouterr().err.startswith("comparing: 1.0 GB (25%), ")
