@@ -34,8 +34,8 @@ def run(argv: Sequence[str]) -> int:
     words = list(argv)
     split = words.index("--") if "--" in words else len(words)
     own, launch = words[:split], words[split + 1 :]
-    parser = build_parser()
-    options = parser.parse_args(own)
+    options = build_parser().parse_args(own)
+    parser: argparse.ArgumentParser = options.parser
     if options.command not in ("verify", "tax", *TAKE_LAUNCH) and split < len(words):
         parser.error(f"{options.command} takes no command after --")
     if options.command in COMMANDS:

@@ -30,7 +30,7 @@ EXIT_CODES = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; the words behind ``--`` are not part of it."""
+    """The command line; the words behind ``--`` are not part of it. What it parses has the command's own ``parser``."""
     parser = argparse.ArgumentParser(
         prog="megatron-determinism",
         description="Compare runs bit by bit.",
@@ -64,6 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_tax(commands)
     nested = {"kernels": _add_kernels(commands), "checkpoint": _add_checkpoint(commands)}
     parsers = {**commands.choices}
+    for command in parsers.values():
+        command.set_defaults(parser=command)
     for group, actions in nested.items():
         parsers |= {f"{group} {name}": action for name, action in actions.items()}
     for name, words in EXIT_CODES.items():

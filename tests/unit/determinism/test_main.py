@@ -83,3 +83,10 @@ def test_console_script_ends_with_the_exit_code(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SystemExit) as caught:
         command.main()
     assert caught.value.code == 3
+
+
+@pytest.mark.parametrize("name", ["compare", "verify", "bisect", "tax"])
+def test_wrong_usage_shows_the_usage_of_the_command(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        command.run(["compare", "a", "b", "--", "c"] if name == "compare" else [name])
+    assert capsys.readouterr().err.startswith(f"usage: megatron-determinism {name} ")
