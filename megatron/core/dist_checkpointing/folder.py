@@ -219,7 +219,11 @@ class PartFolder:
         )
 
     def require_mine(self) -> None:
-        """Raises ``taken``."""
+        """Nobody has.
+
+        Raises:
+            FolderInUseError: see ``taken``.
+        """
         error = self.taken()
         if error is not None:
             raise error
@@ -263,7 +267,8 @@ def start_part(root: Path, iteration: int) -> PartFolder:
         part.path.mkdir()
     except FileExistsError:
         part.require_mine()
-    (part.path / _WRITER_FILE).write_text(part.writer, "utf-8")
+    with naming(part.path / _WRITER_FILE):
+        (part.path / _WRITER_FILE).write_text(part.writer, "utf-8")
     sync_folder(root)
     return part
 

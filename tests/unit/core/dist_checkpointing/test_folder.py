@@ -418,3 +418,12 @@ def test_retention_deletes_none_that_another_process_saved(tmp_path: Path) -> No
         save(tmp_path, iteration)
     assert remove_superseded(tmp_path, 8, 4, own={2, 8}) == []
     assert complete_iterations(tmp_path) == [3, 8]
+
+
+def test_a_disk_without_room_for_the_first_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*iter_0000004.part/writer'"):
+        start_part(tmp_path, 4)
