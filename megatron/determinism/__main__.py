@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.util
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ def _run_tax(options: argparse.Namespace, launch: Sequence[str], parser: argpars
         parser.error(f"--pairs {options.pairs}: at least 1")
     if options.warm_up is not None and options.warm_up < 0:
         parser.error(f"--warm-up {options.warm_up}: at least 0")
+    if options.limit_s is not None and not 0 <= options.limit_s < math.inf:
+        parser.error(f"--limit-s {options.limit_s}: seconds, at least 0")
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("tax draws a chart: pip install matplotlib")
     from megatron.determinism.tax import Request, default_folder, tax

@@ -62,12 +62,12 @@ def holds_kernel(path: Path) -> bool:
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """Dotted names that a node imports, by a statement or by ``import_module``."""
+    """Dotted names that a node imports, by a statement, ``import_module`` or ``__import__``."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         return [f"{node.module}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
         return [str(word.value) for word in node.args if isinstance(word, ast.Constant)]
     return []
 
@@ -118,20 +118,28 @@ def faults(root: Path, manifest: Mapping[str, Entry], today: datetime.date) -> l
 
 
 def _exemption_fault(entry: Entry, today: datetime.date) -> str:
-    if not entry["exempt"] or "expires" not in entry:
-        return "an exemption without a reason and a date"
-    over = datetime.date.fromisoformat(entry["expires"]) < today
-    return f"its exemption ended on {entry['expires']}: {entry['exempt']}" if over else ""
+    try:
+        expires = datetime.date.fromisoformat(str(entry["expires"]))
+    except (KeyError, ValueError):
+        return f'an exemption without a day as "expires": "YYYY-MM-DD" in {MANIFEST}'
+    if not entry["exempt"]:
+        return f'an exemption without a reason as "exempt" in {MANIFEST}'
+    what_to_do = f'put "tests" in its place in {MANIFEST}, then {RECORD}; or a later day, if the reason still holds'
+    return f"its exemption ended on {expires}: {entry['exempt']}; {what_to_do}" if expires < today else ""
 
 
 def _test_fault(root: Path, path: str, entry: Entry) -> str:
-    missing = [test for test in entry["tests"] if not (root / test).is_file()]
-    if missing or not entry["tests"]:
-        return f"its tests are not there: {', '.join(missing) or 'none is listed'}"
-    changed = digest(root, [path]) != entry["kernel"]
-    tests_changed = digest(root, entry["tests"]) != entry["tested"]
+    tests = entry.get("tests", [])
+    missing = [test for test in tests if not (root / test).is_file()]
+    if missing or not tests:
+        return (
+            f"its tests are not there: {', '.join(missing) or 'none is listed'}; name files that test it in {MANIFEST}"
+        )
+    changed = digest(root, [path]) != entry.get("kernel")
+    tests_changed = digest(root, tests) != entry.get("tested")
     if changed and not tests_changed:
-        return f"changed, but none of its tests ({', '.join(entry['tests'])}): {RECORD} --no-test-change REASON"
+        words = f"change one, or {RECORD} --no-test-change REASON"
+        return f"changed, but none of its tests ({', '.join(tests)}): {words}"
     what = "changed with its tests" if changed else "its tests changed"
     return f"{what}: {RECORD}" if changed or tests_changed else ""
 
@@ -145,7 +153,7 @@ def record(root: Path, manifest: Mapping[str, Entry], reason: str | None) -> tup
         fresh[path] = entry
         if "exempt" in entry:
             continue
-        if not entry["tests"] or not all((root / test).is_file() for test in entry["tests"]):
+        if not entry.get("tests") or not all((root / test).is_file() for test in entry["tests"]):
             refused.append(f"{path}: name files that test it under tests in {MANIFEST}")
             continue
         now = {"kernel": digest(root, [path]), "tested": digest(root, entry["tests"])}

@@ -7,6 +7,7 @@ A program of its own, ``python -m megatron.determinism.kernels``: the ops need t
 from __future__ import annotations
 
 import datetime
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -115,13 +116,19 @@ def record_kernels(root: Path, reason: str | None) -> Outcome:
 def main(argv: Sequence[str]) -> int:
     """Run ``kernels list``, ``check`` or ``record``; returns the exit code."""
     options = build_parser().parse_args(["kernels", *argv])
-    if options.action == "list":
-        outcome = list_kernels(ALL_OPS)
-    elif options.action == "check":
-        listed = kernel_manifest.faults(ROOT, kernel_manifest.read(ROOT), datetime.date.today())
-        outcome = check_kernels(ALL_OPS, OPS_FOLDER, further=listed)
-    else:
-        outcome = record_kernels(ROOT, options.no_test_change)
+    try:
+        if options.action == "list":
+            outcome = list_kernels(ALL_OPS)
+        elif options.action == "check":
+            listed = kernel_manifest.faults(ROOT, kernel_manifest.read(ROOT), datetime.date.today())
+            outcome = check_kernels(ALL_OPS, OPS_FOLDER, further=listed)
+        else:
+            outcome = record_kernels(ROOT, options.no_test_change)
+    except json.JSONDecodeError as error:
+        words = (
+            f"{kernel_manifest.MANIFEST} cannot be read: {error}; take it from a commit that passed, then record again"
+        )
+        outcome = Outcome(exit=Exit.NOT_COMPARABLE, verdict=words)
     return outcome.print(sys.stdout, as_json=options.json)
 
 

@@ -185,7 +185,10 @@ def _report(
     places = request.gpu_sets or ("",)
     if rounds.failed:
         code, word, sentence = Exit.DAMAGED, "failed", f"; legs of {', '.join(rounds.failed)} failed"
-    verdict = f"tax {found.text}, {len(ours)} pair{'s' * (len(ours) != 1)}{sentence}"
+    count = f"{len(ours)} pair{'s' * (len(ours) != 1)}"
+    if len(ours) < request.pairs:
+        count = f"{len(ours)} of {request.pairs} pairs: no more fit into --limit-s {request.limit_s:g}"
+    verdict = f"tax {found.text}, {count}{sentence}"
     facts: dict[str, Any] = {
         "verdict": word,
         "exit_code": int(code),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.determinism import kernels
 from megatron.determinism.kernel_manifest import LAUNCH_TABLE, MANIFEST, faults, kernel_files, read, record, write
 from megatron.determinism.kernels import record_kernels
 from megatron.determinism.report import Exit
@@ -59,6 +60,7 @@ def test_row_of_the_launch_table_is_part_of_the_kernel_that_it_launches(root: Pa
         ("megatron/core/ops/other/fast.py", "import mamba_ssm.ops.triton\n"),
         ("megatron/core/ops/other/fast.py", "from transformer_engine.pytorch import attention\n"),
         ("megatron/core/ops/other/fast.py", "import importlib\nconv = importlib.import_module('causal_conv1d')\n"),
+        ("megatron/core/ops/other/fast.py", "scan = __import__('mamba_ssm').scan\n"),
         ("megatron/core/ops/other/fast.py", "from torch.utils.cpp_extension import load_inline\n"),
         ("megatron/core/optimizer/fast.py", "@tl_jit.jit(noinline=True)\ndef k(x): ...\n"),
         ("megatron/core/ops/other/fast.cu", "__global__ void k() {}\n"),
@@ -113,6 +115,20 @@ def test_kernel_without_tests(root: Path, tests: list[str]):
     assert len(record(root, manifest, "a reason")[1]) == 1
 
 
+def test_entry_that_lacks_everything(root: Path):
+    write(root, {KERNEL: {}})
+    assert f"none is listed; name files that test it in {MANIFEST}" in found(root)[0]
+    assert record_kernels(root, None).exit == Exit.SAME
+    assert found(root) == []
+
+
+def test_manifest_that_is_no_json_is_said(root: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    put(root, MANIFEST, "<<<<<<< mine\n{}\n")
+    monkeypatch.setattr(kernels, "ROOT", root)
+    assert [kernels.main([action]) for action in ("check", "record")] == [Exit.NOT_COMPARABLE] * 2
+    assert f"{MANIFEST} cannot be read: " in capsys.readouterr().out
+
+
 def test_kernel_whose_tests_have_to_be_named(root: Path):
     put(root, "megatron/core/ops/shared.py", TEXT)
     _, refused = record(root, read(root), None)
@@ -124,8 +140,10 @@ def test_kernel_whose_tests_have_to_be_named(root: Path):
     [
         ({"exempt": "waits for a machine", "expires": "2026-08-01"}, ""),
         ({"exempt": "waits for a machine", "expires": "2026-07-31"}, "its exemption ended on 2026-07-31: waits for a"),
-        ({"exempt": "", "expires": "2027-01-01"}, "an exemption without a reason and a date"),
-        ({"exempt": "waits for a machine"}, "an exemption without a reason and a date"),
+        ({"exempt": "waits for a machine", "expires": "2026-07-31"}, 'put "tests" in its place in'),
+        ({"exempt": "", "expires": "2027-01-01"}, "an exemption without a reason"),
+        ({"exempt": "waits for a machine"}, "an exemption without a day"),
+        ({"exempt": "waits for a machine", "expires": "soon"}, "an exemption without a day"),
     ],
 )
 def test_exemptions(root: Path, exemption: dict[str, str], fault: str):

@@ -190,7 +190,16 @@ def test_knobs_side_by_side_are_paired_on_their_gpus(tmp_path: Path):
 def test_no_further_pairs_begin_that_would_be_over_too_late(tmp_path: Path):
     outcome = measure("steady", tmp_path, pairs=6, limit_s=0.0)
     assert len(outcome.facts["pairs"]) == 1
-    assert measure("steady", tmp_path / "all", pairs=2, limit_s=1000.0).facts["pairs"][1]["ratio"]
+    assert outcome.verdict.endswith("(one pair: no interval), 1 of 6 pairs: no more fit into --limit-s 0")
+    outcome = measure("steady", tmp_path / "all", pairs=2, limit_s=1000.0)
+    assert outcome.facts["pairs"][1]["ratio"] and outcome.verdict.endswith("), 2 pairs")
+
+
+@pytest.mark.parametrize("seconds", ["-3", "nan", "inf"])
+def test_limits_that_are_no_time_are_refused(seconds: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        command.run(["tax", "--limit-s", seconds, "--", *launch("steady")])
+    assert "seconds, at least 0" in capsys.readouterr().err
 
 
 def test_more_pairs_at_once_than_gpus_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
