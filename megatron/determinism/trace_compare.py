@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,21 @@ def _not_comparable(left: TraceFolder, right: TraceFolder, *, force: bool) -> li
         problems += settings_said({"differing_inputs": as_settings(inputs)})
     layouts = left.launch.get("physical_layout"), right.launch.get("physical_layout")
     if layouts[0] != layouts[1]:
-        problems.append(f"the ranks are laid out differently: {layouts[0]} in A, {layouts[1]} in B")
+        mine, theirs = (", ".join(f"{name} {size}" for name, size in (each or {}).items()) for each in layouts)
+        problems.append(f"the ranks are laid out differently: {mine} in A, {theirs} in B")
     if left.level != right.level:
         problems.append(f"the levels differ: {left.level} in A, {right.level} in B")
     if not set(left.ranks) & set(right.ranks):
-        problems.append(f"no rank in common: {list(left.ranks)} in A, {list(right.ranks)} in B")
+        problems.append(f"no rank in common: {_listed(left.ranks)} in A, {_listed(right.ranks)} in B")
     first, last = _window(left, right)
     if last is not None and first > last:
-        problems.append(f"no iteration in common: {left.window} in A, {right.window} in B")
+        mine, theirs = (f"{begin} to {end or 'the end'}" for begin, end in (left.window, right.window))
+        problems.append(f"no iteration in common: {mine} in A, {theirs} in B")
     return problems
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _window(left: TraceFolder, right: TraceFolder) -> tuple[int, int | None]:

@@ -85,7 +85,7 @@ def read_index(idx: Path, bin_size: int) -> SequenceIndex:
     if version != VERSION:
         raise _damaged(idx, f"version {version}, only version {VERSION} is known")
     if code not in _CODES:
-        raise _damaged(idx, f"token type code {code}, known are {sorted(_CODES)}")
+        raise _damaged(idx, f"token type code {code}, known are {', '.join(map(str, sorted(_CODES)))}")
     dtype = np.dtype(_CODES[code]).newbyteorder("<")
     if dtype.kind == "f":
         raise _damaged(idx, f"holds {dtype.name} values: floating-point data are not token ids")

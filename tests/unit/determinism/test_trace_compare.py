@@ -258,6 +258,21 @@ def test_what_cannot_be_compared(tmp_path: Path, of_right: dict, said: str):
         assert outcome.facts["problems"] == ["1 fixed input differs", *(line.strip() for line in outcome.details)]
 
 
+def test_other_ranks_and_iterations_are_named_in_words(tmp_path: Path):
+    a = write_trace(tmp_path / "a", {0: {1: PLAIN}, 1: {1: PLAIN}}, iterations=(1, 2))
+    b = write_trace(tmp_path / "b", {2: {5: PLAIN}, 3: {5: PLAIN}}, iterations=(5, None))
+    manifest = json.loads((b / "manifest.json").read_text())
+    layout = manifest["launches"][-1]["physical_layout"]
+    layout["pp"] = 2
+    (b / "manifest.json").write_text(json.dumps(manifest))
+    assert trace_compare(a, b).facts["problems"] == [
+        "the ranks are laid out differently: tp 1, pp 1, dp 1, ep 1, etp 1, edp 1 in A, "
+        "tp 1, pp 2, dp 1, ep 1, etp 1, edp 1 in B",
+        "no rank in common: 0, 1 in A, 2, 3 in B",
+        "no iteration in common: 1 to 2 in A, 5 to the end in B",
+    ]
+
+
 def test_folder_without_a_trace_and_another_format(tmp_path: Path):
     a = write_trace(tmp_path / "a", {0: {1: PLAIN}})
     assert trace_compare(a, tmp_path).exit == Exit.DAMAGED

@@ -106,7 +106,8 @@ def _mtp_problems(text: str, parts: list[str]) -> list[Problem]:
             Problem(f"{FLAG} {text!r}", "at least one layer in every part behind a /", "remove the surplus /")
         )
     if len(set(parts)) > 1:
-        problems.append(Problem(f"{FLAG} {text!r}", f"equal parts behind each /, there are {sorted(set(parts))}", FLAG))
+        found = " and ".join(sorted(set(parts)))
+        problems.append(Problem(f"{FLAG} {text!r}", f"equal parts behind each /, there are {found}", FLAG))
     return problems
 
 

@@ -66,7 +66,7 @@ def test_trailing_slash_is_no_prediction_part() -> None:
         ("|", 1, "at least one layer"),
         ("M|*|E", 2, "3 segments"),
         ("M*E", 2, "3 layers"),
-        ("M/*E/*", 1, "equal parts"),
+        ("M/*E/*", 1, "equal parts behind each /, there are * and *E"),
         ("M/*|E", 1, "no |"),
         ("M/*E//*E", 1, "behind each /"),
     ],
