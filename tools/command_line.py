@@ -47,18 +47,21 @@ def wrote(prefix: str, *, replaced: bool) -> str:
     return f"wrote {bin_path(prefix)} and {idx_path(prefix)}" + " in place of those that were there" * replaced
 
 
-@outlasting_readers()
 def run_tool(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run a tool; a refused configuration is exit code 2, damaged input 3, a file that cannot be read or written 1,
     each with its message on stderr."""
-    try:
-        return main(argv)
-    except (ConfigError, DamagedInputError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    with outlasting_readers() as out:
+        try:
+            code = main(argv)
+            out.flush()
+            out.require_written()
+        except (ConfigError, DamagedInputError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        except OSError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    return code
 
 
 def output_problems(prefix: str) -> list[Problem]:

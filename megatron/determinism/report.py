@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -36,9 +37,18 @@ class Outcome:
     next_action: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def print(self, out: TextIO, *, as_json: bool) -> int:
-        """Print to ``out`` (coloured on a terminal) and return the exit code, also where nobody reads to the end."""
-        print(self._text(coloured=out.isatty(), as_json=as_json), file=Outlasting(out), flush=True)
+    def print(self, out: TextIO | None, *, as_json: bool) -> int:
+        """Print to ``out`` (coloured on a terminal; ``None``: nowhere) and return the exit code, also where nobody
+        reads to the end; that of damage where ``out`` cannot be written."""
+        if out is None:
+            return int(self.exit)
+        stream = out if isinstance(out, Outlasting) else Outlasting(out)
+        print(self._text(coloured=out.isatty(), as_json=as_json), file=stream, flush=True)
+        try:
+            stream.require_written()
+        except OSError as error:
+            print(f"error: standard output: {error}", file=sys.stderr)
+            return int(Exit.DAMAGED)
         return int(self.exit)
 
     def _text(self, *, coloured: bool, as_json: bool) -> str:

@@ -1,4 +1,5 @@
-"""Output whose reader goes away (``| head -1``, a ``tee`` that was killed): whoever writes it lives on."""
+"""Output that cannot be written any more, as into a pipe whose reader went away (``| head -1``, a ``tee`` that was
+killed): whoever writes it lives on."""
 
 from __future__ import annotations
 
@@ -6,51 +7,68 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 
 class Outlasting:
-    """A text stream as it is, until nobody reads it any more: what is written after that goes nowhere. ``note`` is said
-    once then, on standard error."""
+    """A text stream as it is, until it cannot be written any more: what is written after that goes nowhere. ``note`` is
+    said once then, on standard error, with the reason in the place of ``{reason}``."""
 
     def __init__(self, stream: TextIO, note: str | None = None) -> None:
         self._stream, self._note = stream, note
+        self._lost: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """As ``TextIO.write``."""
-        with self._without_reader():
+        with self._living_on():
             return self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """As ``TextIO.flush``."""
-        with self._without_reader():
+        with self._living_on():
             self._stream.flush()
 
+    def require_written(self) -> None:
+        """Nobody has missed anything: all was written, or nobody wanted to read it.
+
+        Raises:
+            OSError: some was not, as on a full disk.
+        """
+        if self._lost is not None and not isinstance(self._lost, BrokenPipeError):
+            raise self._lost
+
     @contextlib.contextmanager
-    def _without_reader(self) -> Iterator[None]:
+    def _living_on(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
+            self._lost = error
             # What is left in buffers must not be tried again, by the interpreter's end at the latest.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
             if self._note is not None:
-                print(self._note, file=sys.stderr, flush=True)
+                print(self._note.format(reason=error.strerror), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def outlasting_readers(note: str | None = None) -> Iterator[None]:
-    """In the block nothing fails because the reader of standard output or standard error is gone; ``note`` is said
-    where it is that of standard output. Also a decorator."""
-    out, error = Outlasting(sys.stdout, note), Outlasting(sys.stderr)
-    with contextlib.redirect_stdout(cast(TextIO, out)), contextlib.redirect_stderr(cast(TextIO, error)):
-        try:
-            yield
-        finally:
-            out.flush()
-            error.flush()
+def outlasting_readers(note: str | None = None) -> Iterator[Outlasting]:
+    """In the block nothing fails because standard output, which it yields, or standard error cannot be written;
+    ``note`` is said where that is standard output. One that was closed from the start goes nowhere, too. Also a
+    decorator."""
+    with contextlib.ExitStack() as closing:
+        out, error = (
+            stream or closing.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            for stream in (sys.stdout, sys.stderr)
+        )
+        outlasting, errors = Outlasting(out, note), Outlasting(error)
+        closing.enter_context(contextlib.redirect_stdout(cast(TextIO, outlasting)))
+        closing.enter_context(contextlib.redirect_stderr(cast(TextIO, errors)))
+        closing.callback(errors.flush)
+        closing.callback(outlasting.flush)
+        yield outlasting

@@ -48,7 +48,7 @@ INTERRUPTED = 130
 """What a shell makes of the end by SIGINT."""
 WAIT_S = 3.0
 """How long a rank other than the first waits before it exits with a refusal."""
-_GOES_ON = "warning: nobody reads standard output any more; the run goes on, without the lines it would have there"
+_GOES_ON = "warning: standard output is lost ({reason}); the run goes on, without the lines it would have there"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,36 +33,68 @@ def main(argv):
 sys.exit(run_tool(main, []))
 """
 
+VERDICT = """
+import sys
+from megatron.determinism.report import Exit, Outcome
+sys.exit(Outcome(exit=Exit.SAME, verdict="identical").print(sys.stdout, as_json=True))
+"""
 
-def unread(program: str, *argv: str, cwd: str, closed: tuple[str, ...] = ("stdout",)) -> tuple[int, str]:
-    """Exit code and standard error of a program whose output goes into a pipe that has no reader."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **dict.fromkeys(closed, writer)}
+
+def ended(program: str, *argv: str, cwd: Path, **streams: object) -> tuple[int, str]:
+    """Exit code and standard error of a program."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", program, *argv], cwd=cwd, env={**os.environ, "PYTHONPATH": path}, text=True, **streams
+        [sys.executable, "-c", program, *argv],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
     )
-    os.close(writer)
     return done.returncode, done.stderr or ""
+
+
+def unread(program: str, *argv: str, cwd: Path, closed: tuple[str, ...] = ("stdout",)) -> tuple[int, str]:
+    """The same where the output goes into a pipe that has no reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    found = ended(program, *argv, cwd=cwd, **dict.fromkeys(closed, writer))
+    os.close(writer)
+    return found
 
 
 @pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")])
 def test_a_run_goes_on_and_says_so_once(tmp_path: Path, closed: tuple[str, ...]):
-    code, said = unread(TRAIN, *SMALL, cwd=str(tmp_path), closed=closed)
+    code, said = unread(TRAIN, *SMALL, cwd=tmp_path, closed=closed)
     assert code == 0, said
     assert (tmp_path / "state").exists()
     if closed == ("stdout",):
-        assert said.count("nobody reads standard output any more; the run goes on") == said.count("\n") == 1
+        assert said.count("standard output is lost (Broken pipe); the run goes on") == said.count("\n") == 1
 
 
 def test_a_refusal_keeps_its_exit_code(tmp_path: Path):
-    assert unread(TRAIN, *SMALL, "--fp16", cwd=str(tmp_path), closed=("stdout", "stderr"))[0] == 2
+    assert unread(TRAIN, *SMALL, "--fp16", cwd=tmp_path, closed=("stdout", "stderr"))[0] == 2
 
 
 @pytest.mark.parametrize(("program", "argv", "code"), [(TRAIN, ["--help"], 0), (TOOL, [], 5)])
 def test_help_and_tools_end_quietly(tmp_path: Path, program: str, argv: list[str], code: int):
-    assert unread(program, *argv, cwd=str(tmp_path)) == (code, "")
+    assert unread(program, *argv, cwd=tmp_path) == (code, "")
+
+
+def test_on_a_full_disk_a_run_goes_on_and_a_tool_fails(tmp_path: Path):
+    with Path("/dev/full").open("w") as full:
+        code, said = ended(TRAIN, *SMALL, cwd=tmp_path, stdout=full)
+        assert (code, said.count("\n")) == (0, 1), said
+        assert "standard output is lost (No space left on device)" in said
+        assert ended(TOOL, cwd=tmp_path, stdout=full) == (1, "error: [Errno 28] No space left on device\n")
+        code, said = ended(VERDICT, cwd=tmp_path, stdout=full)
+        assert (code, said) == (3, "error: standard output: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize(("program", "argv", "code"), [(TRAIN, SMALL, 0), (TOOL, [], 5), (VERDICT, [], 0)])
+def test_output_that_was_closed_from_the_start_goes_nowhere(tmp_path: Path, program: str, argv: list[str], code: int):
+    inner = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {program!r}, *sys.argv[1:]]"
+    closing = f"{inner}, close_fds=True, preexec_fn=lambda: [__import__('os').close(n) for n in (1, 2)]).returncode)"
+    assert ended(closing, *argv, cwd=tmp_path) == (code, "")
 
 
 def test_a_stream_with_a_reader_is_as_it_was():
