@@ -44,7 +44,7 @@ def _function_length(source: Source) -> Iterator[Hit]:
 
 
 def _called_by_position_only(function: _Function, owner: ast.ClassDef | None) -> bool:
-    autograd = owner is not None and any(ast.unparse(base).endswith("Function") for base in owner.bases)
+    autograd = owner is not None and any(ast.unparse(base).endswith(("Function", "Node")) for base in owner.bases)
     return is_kernel(function) or (autograd and function.name in ("forward", "backward", "setup_context"))
 
 
