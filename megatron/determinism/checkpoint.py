@@ -47,7 +47,10 @@ def verify_checkpoint(folder: Path) -> Outcome:
     except DamagedInputError as error:
         return _no_checkpoint(error)
     size = sum(file["bytes"] for file in stored.facts["files"].values())
-    problems, tensors = problems_of(stored, SlowProgress(f"verifying {stored.folder}", size, out=sys.stderr))
+    try:
+        problems, tensors = problems_of(stored, SlowProgress(f"verifying {stored.folder}", size, out=sys.stderr))
+    except ChildProcessError as error:
+        return Outcome(exit=Exit.DAMAGED, verdict=f"not verified: {error}", facts={"checkpoint": str(folder)})
     facts = {
         "checkpoint": str(stored.folder),
         "damaged_files": sorted(problems),

@@ -69,16 +69,29 @@ class DigestProcess:
         theirs.close()
 
     def start(self, key: str, facts: TensorFacts, first: int, numel: int) -> None:
-        """As ``Digester.start``."""
-        self._connection.send((key, facts, first, numel))
+        """As ``Digester.start``. Raises as ``wait``."""
+        try:
+            self._connection.send((key, facts, first, numel))
+        except BrokenPipeError as error:
+            raise self._ended() from error
 
     def wait(self) -> list[int]:
         """As ``Digester.wait``.
 
         Raises:
-            EOFError: the process has ended.
+            ChildProcessError: something else has ended the process.
         """
-        return self._connection.recv()
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise self._ended() from error
+
+    def _ended(self) -> ChildProcessError:
+        self._process.join()
+        return ChildProcessError(
+            f"a process that digests tensors was ended from outside (exit code {self._process.exitcode}; -9: for want "
+            "of memory, perhaps)"
+        )
 
     def close(self) -> None:
         """End the process."""

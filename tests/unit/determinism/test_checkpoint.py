@@ -255,6 +255,22 @@ def test_every_byte_is_read_once_and_few_are_held(tmp_path: Path, monkeypatch: p
     assert held.count((integrity.AT_ONCE_BYTES,)) == 2
 
 
+def test_a_digest_process_that_was_killed_leaves_nothing_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(nbytes: int) -> DigestProcess:
+        process = DigestProcess(nbytes)
+        process._process.kill()
+        return process
+
+    folder = save(tmp_path, more={"exp_avg.x": torch.ones(LONG)})
+    monkeypatch.setattr(integrity, "SMALL_BYTES", 0)
+    monkeypatch.setattr(integrity, "DigestProcess", killed)
+    found = verify_checkpoint(folder)
+    assert found.exit == Exit.DAMAGED
+    assert re.match(r"not verified: a process .* was ended from outside \(exit code -9", found.verdict)
+
+
 def test_a_part_that_the_disk_does_not_give_is_named_and_the_rest_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
