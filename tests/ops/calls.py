@@ -85,7 +85,7 @@ def call(fn: Callable[..., object], case: Case, cotangent: list[torch.Tensor] | 
 def piece(case: Case, cut: Cut, start: int, stop: int) -> Case:
     values = dict(arguments(case))
     for at, dim in cut.args.items():
-        if isinstance(values[at], torch.Tensor):
+        if isinstance(values.get(at), torch.Tensor):
             values[at] = values[at].narrow(dim, start, stop - start)
     small = with_arguments(case, values)
     if cut.adjust is None:
@@ -109,15 +109,11 @@ def cut_outcomes(
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """(what, pieces put together, the whole call's) for every result and every gradient of a cut argument."""
     full = cotangents(case, whole.results) if case.grads else None
-    outcomes = []
+    outs, outcomes = cut.outs[: len(whole.results)], []
     for start, stop in bounds(case, cut):
-        part = (
-            None
-            if full is None
-            else [c.narrow(dim, start, stop - start) for c, dim in zip(full, cut.outs, strict=True)]
-        )
+        part = None if full is None else [c.narrow(dim, start, stop - start) for c, dim in zip(full, outs, strict=True)]
         outcomes.append(call(fn, piece(case, cut, start, stop), part))
-    for i, dim in enumerate(cut.outs):
+    for i, dim in enumerate(outs):
         parts = [o.results[i] for o in outcomes]
         yield f"result {i}", sum(parts[1:], parts[0]) if dim is None else torch.cat(parts, dim), whole.results[i]
     for at in case.grads:
@@ -125,11 +121,22 @@ def cut_outcomes(
             yield f"gradient of {at}", torch.cat([o.grads[at] for o in outcomes], cut.args[at]), whole.grads[at]
 
 
+INTERPRETER = """
+from triton.runtime import interpreter
+
+def set_attr(scope, obj, name, value, given=interpreter._LangPatchScope.set_attr):
+    given(scope, obj, name, (lambda one: one.handle.data.item()) if name == "__index__" else value)
+
+interpreter._LangPatchScope.set_attr = set_attr
+"""
+"""Bounds of loops are arrays of one number to the interpreter, which NumPy does not take for that number any more."""
+
+
 def interpreted(code: str) -> list[str]:
     """Lines that ``code`` prints in a process of its own where Triton's kernels are interpreted: they are compiled or
     interpreted as the environment says when they are loaded."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", INTERPRETER + code],
         cwd=ROOT,
         env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -141,11 +148,11 @@ def interpreted(code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def interpreted_unlike_reference(op: str) -> list[str]:
+def interpreted_unlike_reference(op: str, *only: str) -> list[str]:
     """What is not close to the reference where an op's Triton variant is interpreted, as a line of text."""
     return interpreted(f"""
 import torch
 from megatron.core.ops.{op} import OP
 from tests.ops.test_conformance import unlike_reference
-print(unlike_reference(OP, OP.variant("deterministic_triton").fn, torch.float32, torch.device("cpu")))
+print(unlike_reference(OP, OP.variant("deterministic_triton").fn, torch.float32, torch.device("cpu"), {only}))
 """)

@@ -7,24 +7,30 @@ import torch
 
 from megatron.core.ops.samples import Samples
 from megatron.core.ops.ssd_scan import deterministic, reference
-from megatron.core.ops.ssd_scan.spec import SHAPES, sample
+from megatron.core.ops.ssd_scan.spec import SHAPES, SPEC, sample
+from tests.ops.calls import call, in_double, interpreted_unlike_reference, seeded_cases
 
 
-def recurrence(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, *, dt_bias_N, chunk_size):
+def recurrence(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, *, dt_bias_N, chunk_size, first_BS=None, state_BNDK=None):
     """One state update per position."""
     del chunk_size
     batch, length, heads, width = x_BSND.shape
     repeat = heads // B_BSGK.shape[2]
     B_BSNK, C_BSNK = B_BSGK.repeat_interleave(repeat, 2), C_BSGK.repeat_interleave(repeat, 2)
     dt_BSN = torch.nn.functional.softplus(dt_BSN + dt_bias_N)
-    state_BNDK = x_BSND.new_zeros(batch, heads, width, B_BSGK.shape[3])
+    stateful = state_BNDK is not None
+    if not stateful:
+        state_BNDK = x_BSND.new_zeros(batch, heads, width, B_BSGK.shape[3])
     out = []
     for s in range(length):
+        if first_BS is not None:
+            state_BNDK = torch.where(first_BS[:, s, None, None, None], 0.0, state_BNDK)
         decay_BN = torch.exp(-torch.exp(A_log_N) * dt_BSN[:, s])
         step_BND = x_BSND[:, s] * dt_BSN[:, s, :, None]
         state_BNDK = state_BNDK * decay_BN[..., None, None] + step_BND[..., None] * B_BSNK[:, s, :, None]
         out.append((state_BNDK * C_BSNK[:, s, :, None]).sum(-1) + D_N[:, None] * x_BSND[:, s])
-    return torch.stack(out, dim=1)
+    y_BSND = torch.stack(out, dim=1)
+    return (y_BSND, state_BNDK) if stateful else y_BSND
 
 
 def _leaves(shape, dtype, **named):
@@ -73,6 +79,39 @@ def test_decays_of_a_thousand_steps_keep_their_digits(fn):
 def test_extreme_steps_stay_finite(fn, shift, high):
     args, kwargs = _leaves((1, 21, 2, 4, 1, 3, 8), torch.float32, dt_shift=shift, A_high=high)
     assert all(bool(t.isfinite().all()) for t in _values_and_grads(fn, args, kwargs))
+
+
+def _cases():
+    cases = seeded_cases(SPEC, torch.float32, torch.device("cpu"))
+    return {c.name: in_double(c) for c in cases if c.name in ("states", "sequences", "sequences-and-states")}
+
+
+@pytest.mark.parametrize("name", ["states", "sequences", "sequences-and-states"])
+def test_states_and_sequences_equal_the_recurrence(name):
+    got, want = (call(fn, _cases()[name]).tensors() for fn in (reference.ssd_scan, recurrence))
+    assert len(got) == len(want) == {"states": 10, "sequences": 8, "sequences-and-states": 10}[name]
+    for left, right in zip(got, want, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("fn", [reference.ssd_scan, deterministic.ssd_scan])
+def test_a_sequence_sees_nothing_of_what_lies_before_it_and_a_state_goes_on_where_it_was(fn):
+    """And the control: without the mark, or the state, it does make a difference."""
+    args, kwargs = _leaves((1, 48, 4, 6, 2, 5, 16), torch.float32)
+    early, late = ([a[:, part] if a.dim() > 1 else a for a in args] for part in (slice(16), slice(16, None)))
+    first = torch.zeros(1, 48, dtype=torch.bool)
+    first[0, 16] = True
+    alone, behind = fn(*late, **kwargs), fn(*args, **kwargs)[:, 16:]
+    torch.testing.assert_close(fn(*args, **kwargs, first_BS=first)[:, 16:], alone, rtol=1e-5, atol=1e-5)
+    _, state = fn(*early, **kwargs, state_BNDK=torch.zeros(1, 4, 6, 5))
+    torch.testing.assert_close(fn(*late, **kwargs, state_BNDK=state)[0], behind, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(alone, behind, rtol=1e-3)
+
+
+def test_the_kernels_are_close_to_the_reference_where_they_are_interpreted():
+    """One case with everything; all of them on GPUs."""
+    pytest.importorskip("triton")
+    assert interpreted_unlike_reference("ssd_scan", "small") == ["[]"]
 
 
 def test_an_empty_sequence_has_empty_outputs():

@@ -62,8 +62,10 @@ class Cut:
     Attributes:
         name: what is cut, e.g. ``rows``.
         level: the guarantee that makes this cut harmless, ``BATCH`` or ``LAYOUT``.
-        args: dimension along which each argument (position or keyword) is cut; the others go whole into every piece.
-        outs: dimension along which each result is put together; ``None``: the pieces' results add up.
+        args: dimension along which each argument (position or keyword) is cut, in the cases that have it; the others go
+            whole into every piece.
+        outs: dimension along which each result is put together, first to last, as many as a case has; ``None``: the
+            pieces' results add up.
         unit: cut positions are multiples of it.
         adjust: ``adjust(args, start, stop)`` rewrites the list of positional arguments of a piece where they are not
             tensors (counts, boxes).

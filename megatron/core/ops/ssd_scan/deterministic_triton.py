@@ -15,6 +15,7 @@ from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
+from megatron.core.ops.ssd_scan.deterministic import starts_of
 from megatron.core.ops.ssd_scan.kernels.chunk_decay import chunk_decay_bwd_kernel, chunk_decay_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan import chunk_scan_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd import chunk_scan_bwd_states_kernel, chunk_scan_bwd_values_kernel
@@ -149,48 +150,60 @@ def _decay_backward(
 
 
 def _states(
-    sizes: _Sizes, x_BSND: torch.Tensor, B_BSGK: torch.Tensor, work: tuple[torch.Tensor, torch.Tensor], *, reverse: bool
-) -> torch.Tensor:
-    """[B, chunks, N, D, K] in the activation type: states before each chunk; reverse: gradients after each chunk."""
+    sizes: _Sizes,
+    x_BSND: torch.Tensor,
+    B_BSGK: torch.Tensor,
+    work: Sequence[torch.Tensor],
+    *,
+    start_BS: torch.Tensor | None,
+    first_BNDK: torch.Tensor | None,
+    reverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """[B, chunks, N, D, K] in the activation type: states before each chunk; reverse: gradients after each chunk. Then,
+    where the recurrence begins with ``first_BNDK``, what it ends with."""
     sequences = sizes.batch * sizes.heads
     launch = STATES.config(x_BSND.device, sequences, sizes.width, sizes.num_state, x_BSND.element_size())
     shape = (sizes.batch, sizes.chunks, sizes.heads, sizes.width, sizes.num_state)
     states = x_BSND.new_empty(shape)
+    last_BNDK = None if first_BNDK is None else torch.empty_like(first_BNDK)
     tiles = cdiv(sizes.width, launch["BLOCK_D"]) * cdiv(sizes.num_state, launch["BLOCK_K"])
     run_kernel(
         chunk_states_kernel, (sizes.heads, tiles, sizes.batch),
-        x_BSND, B_BSGK, *work, states, *sizes.counts, *_strides(x_BSND, B_BSGK),
-        L=sizes.chunk, REVERSE=reverse, **launch,
+        x_BSND, B_BSGK, *work, states, start_BS, first_BNDK, last_BNDK, *sizes.counts, *_strides(x_BSND, B_BSGK),
+        L=sizes.chunk, REVERSE=reverse, RESETS=start_BS is not None, ENDS=first_BNDK is not None, **launch,
     )  # fmt: skip
-    return states
+    return states, last_BNDK
 
 
 class _SSDScan(Node):
     @staticmethod
-    def forward(ctx, x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, chunk_size: int) -> torch.Tensor:
+    def forward(ctx, x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, state_BNDK, start_BS, chunk_size: int):
         sizes = _sizes(x_BSND, B_BSGK, chunk_size)
         y_BSND = torch.empty_like(x_BSND, memory_format=torch.contiguous_format)
-        ctx.sizes = sizes
+        ctx.sizes, ctx.has_state = sizes, state_BNDK is not None
+        given = (x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, state_BNDK, start_BS)
         if not y_BSND.numel():
-            ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N)
-            return y_BSND
+            ctx.save_for_backward(*given)
+            return y_BSND if state_BNDK is None else (y_BSND, state_BNDK.clone())
         work = _decay(sizes, dt_BSN, dt_bias_N, A_log_N)
+        states, last_BNDK = _states(
+            sizes, x_BSND, B_BSGK, work, start_BS=start_BS, first_BNDK=state_BNDK, reverse=False
+        )
         run_kernel(
             chunk_scan_fwd_kernel, (sizes.chunks, sizes.groups, sizes.batch),
-            x_BSND, B_BSGK, C_BSGK, D_N, *work, _states(sizes, x_BSND, B_BSGK, work, reverse=False), y_BSND,
+            x_BSND, B_BSGK, C_BSGK, D_N, *work, states, y_BSND, start_BS,
             *sizes.counts, *_strides(x_BSND, B_BSGK, C_BSGK),
-            L=sizes.chunk, BLOCK_D=sizes.block_d, BLOCK_K=sizes.block_k,
+            L=sizes.chunk, BLOCK_D=sizes.block_d, BLOCK_K=sizes.block_k, RESETS=start_BS is not None,
             **SCAN.config(x_BSND.device, sizes.width, sizes.num_state, x_BSND.element_size()),
         )  # fmt: skip
-        ctx.save_for_backward(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, *work)
-        return y_BSND
+        ctx.save_for_backward(*given, *work)
+        return y_BSND if state_BNDK is None else (y_BSND, last_BNDK)
 
     @staticmethod
-    def backward(ctx, dy_BSND: torch.Tensor):
+    def backward(ctx, dy_BSND: torch.Tensor, dlast_BNDK: torch.Tensor | None = None):
         if not dy_BSND.numel():
-            return *(torch.zeros_like(saved) for saved in ctx.saved_tensors), None
-        x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, *work = ctx.saved_tensors
-        step, cum = work
+            return *(torch.zeros_like(saved) for saved in ctx.saved_tensors[:7]), dlast_BNDK, None, None
+        x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N, state_BNDK, start_BS, step, cum = ctx.saved_tensors
         sizes, dy_BSND = ctx.sizes, dy_BSND.contiguous()
         launch = BWD_STATES.config(x_BSND.device, sizes.num_state, x_BSND.element_size())
         k_tiles = cdiv(sizes.num_state, launch["BLOCK_K"])
@@ -201,25 +214,29 @@ class _SSDScan(Node):
         dx_BSND, dB_BSGK, dC_BSGK = (
             torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x_BSND, B_BSGK, C_BSGK)
         )
-        dstates = _states(sizes, dy_BSND, C_BSGK, (step, cum), reverse=True)
+        dlast_BNDK = dlast_BNDK.contiguous() if ctx.has_state else None
+        dstates, dstate_BNDK = _states(
+            sizes, dy_BSND, C_BSGK, (step, cum), start_BS=start_BS, first_BNDK=dlast_BNDK, reverse=True
+        )
         counts, strides = sizes.counts, _strides(x_BSND, B_BSGK, C_BSGK)
         run_kernel(
             chunk_scan_bwd_values_kernel, (sizes.chunks, sizes.groups, sizes.batch),
             x_BSND, B_BSGK, C_BSGK, D_N, step, cum, dstates, dy_BSND, dx_BSND, parts[0], dwork[0], dwork[1], pairs,
-            *counts, *strides,
-            L=sizes.chunk, BLOCK_D=sizes.block_d, BLOCK_K=sizes.block_k,
+            start_BS, *counts, *strides,
+            L=sizes.chunk, BLOCK_D=sizes.block_d, BLOCK_K=sizes.block_k, RESETS=start_BS is not None,
             **BWD_VALUES.config(x_BSND.device, sizes.width, sizes.num_state, x_BSND.element_size()),
         )  # fmt: skip
+        states, _ = _states(sizes, x_BSND, B_BSGK, (step, cum), start_BS=start_BS, first_BNDK=state_BNDK, reverse=False)
         run_kernel(
             chunk_scan_bwd_states_kernel, (sizes.chunks * k_tiles, sizes.groups, sizes.batch),
-            x_BSND, B_BSGK, C_BSGK, step, cum, _states(sizes, x_BSND, B_BSGK, (step, cum), reverse=False), dstates,
-            dy_BSND, dB_BSGK, dC_BSGK, dwork[2], pairs, *counts, *strides, step.numel(),
-            L=sizes.chunk, BLOCK_D=sizes.block_d, **launch,
+            x_BSND, B_BSGK, C_BSGK, step, cum, states, dstates, dy_BSND, dB_BSGK, dC_BSGK, dwork[2], pairs,
+            start_BS, *counts, *strides, step.numel(),
+            L=sizes.chunk, BLOCK_D=sizes.block_d, RESETS=start_BS is not None, **launch,
         )  # fmt: skip
         ddt_BSN = _decay_backward(sizes, (dt_BSN, dt_bias_N, A_log_N), step, dwork, parts)
         dD, dA_log, dbias = (column_sum(part) for part in parts)
         params = (dA_log.to(A_log_N.dtype), dD.to(D_N.dtype), dbias.to(dt_bias_N.dtype))
-        return dx_BSND, ddt_BSN, params[0], dB_BSGK, dC_BSGK, params[1], params[2], None
+        return dx_BSND, ddt_BSN, params[0], dB_BSGK, dC_BSGK, params[1], params[2], dstate_BNDK, None, None
 
 
 def _adjacent(x: torch.Tensor) -> torch.Tensor:
@@ -236,11 +253,17 @@ def ssd_scan(
     *,
     dt_bias_N: torch.Tensor,
     chunk_size: int,
-) -> torch.Tensor:
+    first_BS: torch.Tensor | None = None,
+    state_BNDK: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Same contract as the reference; ``chunk_size`` bounds the chunks used here. Slices are read in place."""
     params = (A_log_N.contiguous(), D_N.contiguous(), dt_bias_N.contiguous())
     x_BSND, B_BSGK, C_BSGK = _adjacent(x_BSND), _adjacent(B_BSGK), _adjacent(C_BSGK)
-    return _SSDScan.apply(x_BSND, dt_BSN, params[0], B_BSGK, C_BSGK, params[1], params[2], chunk_size)
+    start_BS = None if first_BS is None else starts_of(first_BS)
+    state_BNDK = None if state_BNDK is None else state_BNDK.float().contiguous()
+    return _SSDScan.apply(
+        x_BSND, dt_BSN, params[0], B_BSGK, C_BSGK, params[1], params[2], state_BNDK, start_BS, chunk_size
+    )
 
 
 VARIANT = Variant(
@@ -249,6 +272,7 @@ VARIANT = Variant(
     guarantee={"cuda": Guarantee.BATCH},
     why="One writer per output: a program has all heads that share a B and C; chunks pass states in order; no atomics.",
     sources=(
+        "megatron.core.ops.ssd_scan.deterministic",
         "megatron.core.ops.ssd_scan.kernels.chunk_decay",
         "megatron.core.ops.ssd_scan.kernels.chunk_states",
         "megatron.core.ops.ssd_scan.kernels.chunk_scan",

@@ -36,12 +36,14 @@ def ssd_scan(
     *,
     dt_bias_N: torch.Tensor,
     chunk_size: int,
-) -> torch.Tensor:
-    """Same contract as the reference, for bf16; states between chunks are bf16."""
-    if not x_BSND.numel():
-        return deterministic.ssd_scan(
-            x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N=dt_bias_N, chunk_size=chunk_size
-        )
+    first_BS: torch.Tensor | None = None,
+    state_BNDK: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Same contract as the reference, for bf16; states between chunks are bf16. Sequences that begin on the way, and
+    states before and behind the positions, are left to torch."""
+    if not x_BSND.numel() or first_BS is not None or state_BNDK is not None:
+        named = {"chunk_size": chunk_size, "first_BS": first_BS, "state_BNDK": state_BNDK}
+        return deterministic.ssd_scan(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, dt_bias_N=dt_bias_N, **named)
     return _package().mamba_chunk_scan_combined(
         x_BSND,
         dt_BSN,

@@ -33,8 +33,14 @@ def ssd_scan(
     *,
     dt_bias_N: torch.Tensor,
     chunk_size: int,
-) -> torch.Tensor:
-    """Mamba-2's scan by chunks (Dao and Gu, arXiv 2405.21060, section 6), in fp32; in the type of ``x_BSND``."""
+    first_BS: torch.Tensor | None = None,
+    state_BNDK: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Mamba-2's scan by chunks (Dao and Gu, arXiv 2405.21060, section 6), in fp32; in the type of ``x_BSND``.
+
+    ``first_BS`` (bool) is true where a sequence begins, which sees nothing of what lies before it. With the state
+    ``state_BNDK`` before the first position (fp32) the one behind the last is a second result.
+    """
     length, groups = x_BSND.shape[1], B_BSGK.shape[2]
     missing = max(-length % chunk_size, chunk_size - length)
 
@@ -46,7 +52,8 @@ def ssd_scan(
 
     wide_BSND, dt = widen(x_BSND), softplus(widen(dt_BSN) + widen(dt_bias_N))
     # Padding the products, not dt, keeps 0 * inf out where A_log is extreme.
-    log_decay = chunked(-widen(A_log_N).exp() * dt)
+    decay = -widen(A_log_N).exp() * dt
+    log_decay = chunked(decay if first_BS is None else decay.masked_fill(first_BS.unsqueeze(-1), float("-inf")))
     x = chunked(wide_BSND * dt.unsqueeze(-1))
     B, C = chunked(widen(B_BSGK)), chunked(widen(C_BSGK))
 
@@ -56,13 +63,16 @@ def ssd_scan(
     # What each chunk adds to the state [D, K] at its end, and what the states before it give to its positions.
     added = (x * between[..., -1, :].unsqueeze(-1)).transpose(-1, -2) @ B
     state, before = torch.zeros_like(added[..., 0, :, :]), []
+    if state_BNDK is not None:
+        state = state + widen(state_BNDK).unflatten(1, (groups, -1))
     for add, total in zip(added.unbind(3), running[..., -1].unbind(3), strict=True):
         before.append(state)
         state = state * total.exp()[..., None, None] + add
     carried = C @ torch.stack(before, dim=3).transpose(-1, -2) * running.exp().unsqueeze(-1)
 
     y = (inside + carried).permute(0, 3, 4, 1, 2, 5).flatten(3, 4).flatten(1, 2)[:, :length]
-    return (y + wide_BSND * widen(D_N).unsqueeze(-1)).to(x_BSND.dtype)
+    y = (y + wide_BSND * widen(D_N).unsqueeze(-1)).to(x_BSND.dtype)
+    return y if state_BNDK is None else (y, state.flatten(1, 2))
 
 
 VARIANT = Variant(

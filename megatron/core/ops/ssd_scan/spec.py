@@ -34,9 +34,10 @@ def sample(
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """Lengths that are no multiple of the chunk, one position, no samples, decays near 0 and 1, strided inputs."""
+    """Lengths that are no multiple of the chunk, one position, no samples, decays near 0 and 1, strided inputs; states
+    before and behind, and sequences that begin first, last, between and nowhere."""
     draw = Samples(generator, dtype, device)
-    everything = (0, 1, 2, 3, 4, 5, "dt_bias_N")
+    everything: tuple[int | str, ...] = (0, 1, 2, 3, 4, 5, "dt_bias_N")
     out = []
     for shape in SHAPES:
         args, named = sample(draw, shape)
@@ -44,6 +45,23 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
     for name, shift, high in (("forgets", 6.0, 5.0), ("remembers", -12.0, 0.1)):
         args, named = sample(draw, (1, 21, 2, 4, 1, 3, 8), dt_shift=shift, A_high=high)
         out.append(Case(name=name, args=args, kwargs=named, grads=everything))
+    for name, shape, begins, stateful in (
+        ("states", (2, 37, 4, 6, 2, 5, 16), None, True),
+        ("no-positions", (2, 0, 4, 6, 2, 5, 16), None, True),
+        ("sequences", (4, 41, 4, 6, 2, 5, 16), ((0,), (7, 16, 40), (), (0, 1, 15, 31, 32)), False),
+        ("sequences-and-states", (3, 37, 2, 6, 1, 5, 16), ((0, 20), (), (36,)), True),
+        ("small", (1, 20, 1, 3, 1, 2, 16), ((5,),), True),
+    ):
+        args, named = sample(draw, shape)
+        batch, length, heads, width, _, num_state, _ = shape
+        if begins is not None:
+            named["first_BS"] = first_BS = torch.zeros(batch, length, dtype=torch.bool, device=device)
+            for first_S, places in zip(first_BS, begins, strict=True):
+                first_S[list(places)] = True
+        if stateful:
+            named["state_BNDK"] = draw.normal(batch, heads, width, num_state, fp32=True)
+        grads = (*everything, "state_BNDK") if stateful else everything
+        out.append(Case(name=name, args=args, kwargs=named, grads=grads))
     args, named = sample(draw, (2, 19, 4, 4, 2, 3, 8))
     packed = draw.normal(2, 19, 16 + 6 + 6)
     x, b, c = (p.unflatten(-1, s) for p, s in zip(packed.split((16, 6, 6), -1), ((4, 4), (2, 3), (2, 3)), strict=True))
@@ -53,11 +71,19 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
 
 SPEC = OpSpec(
     name="ssd_scan",
-    promise="ssd_scan(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, *, dt_bias_N, chunk_size) -> y_BSND; with "
+    promise="ssd_scan(x_BSND, dt_BSN, A_log_N, B_BSGK, C_BSGK, D_N, *, dt_bias_N, chunk_size, first_BS=None, "
+    "state_BNDK=None) -> y_BSND, and the state behind the last position where the one before the first is given; with "
     "dt = softplus(dt + dt_bias): h = exp(-exp(A_log) dt) h + dt x B^T, y = h C + D x; "
-    "head n reads group n // (N / G).",
+    "head n reads group n // (N / G); where first is true, h before it counts as 0.",
     order="Inside chunks in an order fixed by variant and shapes; states pass from chunk to chunk, first to last.",
     cases=cases,
     tolerance=tolerances(1e-4, 2e-2, "fp32 sums over up to 37 positions; decays are exponentials of running sums"),
-    cuts=(Cut(name="samples", level=Guarantee.BATCH, args={0: 0, 1: 0, 3: 0, 4: 0}),),
+    cuts=(
+        Cut(
+            name="samples",
+            level=Guarantee.BATCH,
+            args={0: 0, 1: 0, 3: 0, 4: 0, "first_BS": 0, "state_BNDK": 0},
+            outs=(0, 0),
+        ),
+    ),
 )

@@ -15,15 +15,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from megatron.core.ops.ssd_scan.kernels.chunk_scan import decay_between
+from megatron.core.ops.ssd_scan.kernels.chunk_scan import decay_between, decay_from_start, decay_to_end, since_of
 
 
 @triton.jit
 def chunk_scan_bwd_values_kernel(
     x_ptr, B_ptr, C_ptr, D_ptr, step_ptr, cum_ptr, dstates_ptr, dy_ptr, dx_ptr, dD_ptr, dstep_ptr, ddecay_ptr,
-    pairs_ptr, length, heads, heads_per_group, width, num_state, chunks, x_b, x_s, x_n, B_b, B_s, B_g, C_b, C_s,
-    C_g,
-    L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    pairs_ptr, start_ptr, length, heads, heads_per_group, width, num_state, chunks, x_b, x_s, x_n, B_b, B_s, B_g, C_b,
+    C_s, C_g,
+    L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, RESETS: tl.constexpr,
 ):  # fmt: skip
     """dx, the gradient of step through step * x, partials [B * chunks, N] of dD, the part of ddecay that needs no state
     before the chunk, and pairs [B, chunks, G, L, L] = sum over heads of x dy^T * decay * step, from row to column."""
@@ -38,6 +38,8 @@ def chunk_scan_bwd_values_kernel(
     C_at = C_ptr + sample * C_b + group * C_g + start * C_s
     B = tl.load(B_at + (row[:, None] * B_s + k[None, :]), mask=inside_k, other=0.0)
     C = tl.load(C_at + (row[:, None] * C_s + k[None, :]), mask=inside_k, other=0.0)
+    since = since_of(start_ptr, sample, start + row, chunk, length, L, RESETS)
+    since_end = tl.max(since, axis=0) if RESETS else -1
     BC = tl.dot(B, tl.trans(C), input_precision="ieee")
     pairs = tl.zeros((L, L), dtype=tl.float32)
     for i in tl.range(0, heads_per_group):
@@ -53,8 +55,9 @@ def chunk_scan_bwd_values_kernel(
         state_at = ((sample * chunks + chunk) * heads + head) * width * num_state
         dstate = tl.load(dstates_ptr + state_at + (d[:, None] * num_state + k[None, :]), mask=inside_state, other=0.0)
 
-        decay = decay_between(cum, cum, L, True)
-        dstepx = tl.dot(B, tl.trans(dstate), input_precision="ieee") * tl.exp(end - cum)[:, None]
+        decay = decay_between(cum, cum, since, L, True, RESETS)
+        dstepx = tl.dot(B, tl.trans(dstate), input_precision="ieee")
+        dstepx *= decay_to_end(end, cum, since_end, L, RESETS)[:, None]
         leaving = tl.sum(x.to(tl.float32) * dstepx, axis=1) * step
         dstepx = tl.dot((BC * decay).to(x.dtype), dy, acc=dstepx, input_precision="ieee")
         dx = dstepx * step[:, None] + dy.to(tl.float32) * tl.load(D_ptr + head).to(tl.float32)
@@ -78,8 +81,9 @@ def chunk_scan_bwd_values_kernel(
 @triton.jit
 def chunk_scan_bwd_states_kernel(
     x_ptr, B_ptr, C_ptr, step_ptr, cum_ptr, states_ptr, dstates_ptr, dy_ptr, dB_ptr, dC_ptr, ddecay_ptr, pairs_ptr,
-    length, heads, heads_per_group, width, num_state, chunks, x_b, x_s, x_n, B_b, B_s, B_g, C_b, C_s, C_g, slot,
-    L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    start_ptr, length, heads, heads_per_group, width, num_state, chunks, x_b, x_s, x_n, B_b, B_s, B_g, C_b, C_s, C_g,
+    slot,
+    L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, RESETS: tl.constexpr,
 ):  # fmt: skip
     """dB and dC for a tile of K, and that tile's part of ddecay at ``slot`` times its number; grid axis 0 has both."""
     tiles = tl.cdiv(num_state, BLOCK_K)
@@ -94,6 +98,8 @@ def chunk_scan_bwd_states_kernel(
     inside_state = (d < width)[:, None] & (k < num_state)[None, :]
     C_at = C_ptr + sample * C_b + group * C_g + start * C_s
     C = tl.load(C_at + (row[:, None] * C_s + k[None, :]), mask=inside_k, other=0.0)
+    since = since_of(start_ptr, sample, start + row, chunk, length, L, RESETS)
+    since_end = tl.max(since, axis=0) if RESETS else -1
     dB = tl.zeros((L, BLOCK_K), dtype=tl.float32)
     dC = tl.zeros((L, BLOCK_K), dtype=tl.float32)
     for i in tl.range(0, heads_per_group):
@@ -110,11 +116,13 @@ def chunk_scan_bwd_states_kernel(
         state = tl.load(states_ptr + state_at + state_place, mask=inside_state, other=0.0)
         dstate = tl.load(dstates_ptr + state_at + state_place, mask=inside_state, other=0.0)
 
-        dB += tl.dot(x, dstate, input_precision="ieee") * (tl.exp(end - cum) * step)[:, None]
-        carried_K = tl.dot(dy, state, input_precision="ieee") * tl.exp(cum)[:, None]
+        left_K = tl.dot(x, dstate, input_precision="ieee")
+        dB += left_K * (decay_to_end(end, cum, since_end, L, RESETS) * step)[:, None]
+        carried_K = tl.dot(dy, state, input_precision="ieee") * decay_from_start(cum, since, RESETS)[:, None]
         dC += carried_K
         crossing = tl.cumsum(tl.sum(C.to(tl.float32) * carried_K, axis=1), axis=0, reverse=True)
-        crossing += tl.exp(end) * tl.sum(tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1), axis=0)
+        through = decay_from_start(end, since_end, RESETS)
+        crossing += through * tl.sum(tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1), axis=0)
         tl.store(ddecay_ptr + tile * slot + work + row, crossing)
     pairs_at = pairs_ptr + ((sample * chunks + chunk) * tl.num_programs(1) + group) * L * L
     pairs = tl.load(pairs_at + (row[:, None] * L + row[None, :]))
