@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -64,5 +65,6 @@ class CurvesPicture:
         """Draw, if there was a step."""
         metrics = self._folder / METRICS_FILE
         if metrics.stat().st_size:
-            name = self._folder.resolve().name
+            # Whatever bytes a folder's name has, and without formulas between dollars.
+            name = os.fsencode(self._folder.resolve().name).decode("utf-8", "replace").replace("$", r"\$")
             draw_curves({name: metrics}, self._folder / PICTURE_FILE, f"Training run {name}")

@@ -23,9 +23,12 @@ class Outlasting:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As ``TextIO.write``."""
+        """As ``TextIO.write``; what the stream's encoding has no characters for is written as escapes."""
         with self._living_on():
-            return self._stream.write(text)
+            try:
+                return self._stream.write(text)
+            except UnicodeEncodeError as error:
+                return self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         return len(text)
 
     def flush(self) -> None:

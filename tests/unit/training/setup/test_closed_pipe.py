@@ -97,6 +97,12 @@ def test_output_that_was_closed_from_the_start_goes_nowhere(tmp_path: Path, prog
     assert ended(closing, *argv, cwd=tmp_path) == (code, "")
 
 
+def test_what_an_encoding_has_no_characters_for_is_escaped():
+    bare = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    print("r\u00fcn \udcff", file=Outlasting(bare))
+    assert bare.buffer.getvalue() == b"r\\xfcn \\udcff\n"
+
+
 def test_a_stream_with_a_reader_is_as_it_was():
     plain = io.StringIO()
     assert Outlasting(plain).write("words") == 5
