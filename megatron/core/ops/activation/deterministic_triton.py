@@ -47,7 +47,7 @@ class _Activation(Node):
         dx_RF = torch.empty_like(x_RF, memory_format=torch.contiguous_format)
         dweight_R = None if weight_R is None else x_RF.new_empty(rows, dtype=torch.float32)
         launch = BACKWARD.config(x_RF.device, width)
-        if dout_RF.numel():
+        if rows:
             run_kernel(
                 activation_bwd_kernel, (cdiv(rows, launch["ROWS"]),),
                 x_RF, weight_R, dout_RF.contiguous(), dx_RF, dweight_R, rows, width, x_RF.stride(0), dx_RF.stride(0),

@@ -12,7 +12,7 @@ KINDS = ("squared_relu", "swiglu", "gelu", "gelu_tanh")
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> list[Case]:
-    """Every kind with and without weights, no rows, leading dims, values far out."""
+    """Every kind with and without weights, no rows, no columns, leading dims, values far out."""
     draw = Samples(generator, dtype, device)
     out = []
     for kind in KINDS:
@@ -24,6 +24,7 @@ def cases(generator: torch.Generator, dtype: torch.dtype, device: torch.device) 
                 args=(draw.normal(7, 1026), kind, draw.uniform(7, fp32=True)),
                 grads=(0, 2),
             ),
+            Case(name=f"{kind}-narrow", args=(draw.normal(3, 0), kind, draw.uniform(3, fp32=True)), grads=(0, 2)),
             Case(name=f"{kind}-empty", args=(draw.normal(0, 6), kind, draw.uniform(0, fp32=True)), grads=(0, 2)),
         ]
     return out

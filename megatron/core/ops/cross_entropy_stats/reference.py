@@ -18,7 +18,8 @@ def cross_entropy_stats(
             nothing = wide_TV.new_zeros(wide_TV.shape[0])
             return torch.full_like(nothing, float("-inf")), nothing, nothing.clone()
         max_T = wide_TV.amax(dim=-1)
-        sum_exp_T = (wide_TV - max_T.unsqueeze(-1)).exp().sum(dim=-1)
+        base_T = max_T.masked_fill(max_T == float("-inf"), 0.0)
+        sum_exp_T = (wide_TV - base_T.unsqueeze(-1)).exp().sum(dim=-1)
         picked_T = wide_TV.gather(-1, target_T.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return max_T, sum_exp_T, torch.where(target_T < 0, 0.0, picked_T)
 

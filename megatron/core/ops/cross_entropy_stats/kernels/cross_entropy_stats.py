@@ -20,7 +20,9 @@ def cross_entropy_stats_kernel(
         column = start + tl.arange(0, BLOCK)
         logit = tl.load(row_ptr + column, mask=column < num_valid, other=float("-inf")).to(tl.float32)
         new_top = tl.maximum(top, tl.max(logit, axis=0))
-        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(logit - new_top), axis=0)
+        # Where nothing but -inf has come yet there is nothing to subtract.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(logit - base), axis=0)
         top = new_top
     target = tl.load(target_ptr + token)
     has = (target >= 0) & (target < num_valid)
