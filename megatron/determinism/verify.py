@@ -148,11 +148,12 @@ def run_leg(
     if code == 0:
         return None if leaves is None or leaves.exists() else _no_run(command, leaves, log)
     failure = read_failure(log, code)
+    said = "it says" if failure.explained else "its last lines" if failure.words else "it printed nothing"
     return Outcome(
         exit=Exit.DAMAGED,
         verdict=f"a leg failed with exit code {failure.code}: {shlex.join(command)}",
         details=(
-            f"  {'it says' if failure.explained else 'its last lines'} (whole output in {log}):",
+            f"  {said} (whole output in {log}){':' * bool(failure.words)}",
             *(f"  {line}" for line in failure.words),
         ),
         facts={"command": list(command), "leg_exit_code": failure.code, "log": str(log)},

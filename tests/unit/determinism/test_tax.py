@@ -123,6 +123,12 @@ def test_endings(kind: str, code: Exit, words: str, tmp_path: Path):
     assert words in outcome.verdict
 
 
+def test_command_that_fails_without_a_word(tmp_path: Path):
+    outcome = tax([sys.executable, "-c", "raise SystemExit(5)"], tmp_path, Request(pairs=1))
+    assert outcome.verdict.startswith("a leg failed with exit code 5")
+    assert outcome.details == (f"  it printed nothing (whole output in {tmp_path / 'baseline_1' / 'output.log'})",)
+
+
 def test_command_that_leaves_nothing(tmp_path: Path):
     outcome = tax([sys.executable, "-c", "pass"], tmp_path, Request(pairs=1))
     assert outcome.exit == Exit.DAMAGED
