@@ -18,6 +18,7 @@ import argparse
 import datetime
 import importlib.util
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -94,6 +95,9 @@ def _run_tax(options: argparse.Namespace, launch: Sequence[str], parser: argpars
 
 def main() -> None:
     """Entry point of the console script."""
+    if sys.argv[1:2] != ["tax"]:
+        # As Ctrl-C does; the legs of tax run in threads, which would first run to their end.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))
 
 

@@ -142,7 +142,11 @@ def run_leg(
     whole = {**read_environment(), **(environment or {})}
     try:
         with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=whole) as leg:
-            code = _ended(leg, until)
+            try:
+                code = _ended(leg, until)
+            finally:
+                # Whatever ends this process ends the leg.
+                _stop(leg)
     except OSError as error:
         return Outcome(exit=Exit.DAMAGED, verdict=f"could not start {shlex.join(command)}: {error}")
     if code == 0:
@@ -174,7 +178,7 @@ def _no_run(command: Sequence[str], leaves: Path, log: Path) -> Outcome:
 
 
 def _ended(leg: subprocess.Popen[bytes], until: Callable[[], bool] | None) -> int:
-    """The exit code of a leg, 0 where it was stopped."""
+    """The exit code of a leg, 0 where it is to be stopped."""
     while until is not None:
         try:
             return leg.wait(_LOOK_S)
@@ -183,12 +187,16 @@ def _ended(leg: subprocess.Popen[bytes], until: Callable[[], bool] | None) -> in
                 break
     else:
         return leg.wait()
+    return 0
+
+
+def _stop(leg: subprocess.Popen[bytes]) -> None:
+    """End a leg: ask it, then do it; nothing where it has ended."""
     leg.terminate()
     try:
         leg.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
         leg.kill()
-    return 0
 
 
 def _compare_legs(legs: Sequence[Path]) -> Outcome:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +79,19 @@ def test_a_command_that_trains_nothing_is_told_so_after_its_first_leg(tmp_path: 
         assert outcome.verdict.startswith(f"a leg ended with exit code 0, but trained nothing: {command[0]}")
         assert f"left no {tmp_path / command[-1] / 'leg_1' / 'manifest.json'}" in outcome.details[0]
         assert not (tmp_path / command[-1] / "leg_2.log").exists()
+
+
+def test_a_leg_ends_with_the_command(tmp_path: Path):
+    body = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(900)"
+    command = [sys.executable, "-m", "megatron.determinism", "verify", "--dir", str(tmp_path / "v"), "--"]
+    verifying = subprocess.Popen([*command, sys.executable, "-c", body, str(tmp_path / "leg")], stderr=subprocess.PIPE)
+    while not (tmp_path / "leg").exists() or not (tmp_path / "leg").read_text():
+        time.sleep(0.05)
+    verifying.send_signal(signal.SIGTERM)
+    _, said = verifying.communicate()
+    assert (verifying.returncode, said.count(b"\n")) == (128 + signal.SIGTERM, 1), said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "leg").read_text()), 0)
 
 
 def test_command_that_cannot_start(tmp_path: Path):
