@@ -17,9 +17,9 @@ Found = dict[str, Any]
 def run_leg(device: str, *words: str, **environment: str) -> Found:
     """What a fresh process of ``tests/support/op_leg.py`` prints."""
     command = [sys.executable, "-m", "tests.support.op_leg", device, *words]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=400, check=False
-    )
+    # Another test of this process may have withdrawn it.
+    whole = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **environment}
+    done = subprocess.run(command, cwd=ROOT, env=whole, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return json.loads(done.stdout.splitlines()[-1])
 
