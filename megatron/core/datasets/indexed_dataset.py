@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import mmap
 import os
 import shutil
@@ -41,7 +42,9 @@ def missing_files(prefix: str) -> str | None:
     missing = [str(p) for p in (idx_path(prefix), bin_path(prefix)) if not p.is_file()]
     if not missing:
         return None
-    near = next((p for p in _other_spellings(prefix) if p != prefix and idx_path(p).is_file()), None)
+    inside = (str(path.with_suffix("")) for path in sorted(Path(prefix).glob("*.idx")))
+    others = itertools.chain(_other_spellings(prefix), inside)
+    near = next((p for p in others if p != prefix and idx_path(p).is_file()), None)
     hint = f"; there is a data set {near}" if near else ""
     return f"{' and '.join(missing)}: no such file; the data set {prefix} needs both{hint}"
 

@@ -105,6 +105,7 @@ IDLE = (
         group="logging",
         names=("tensorboard_log_interval",),
     ),
+    _first_beyond("logging", "tensorboard_log_interval", "leaves TensorBoard without training curves"),
     Idle(
         needed="--manual-gc",
         missing=lambda config: not config.training.manual_gc,

@@ -184,6 +184,8 @@ def test_missing_data_set_points_to_the_right_spelling(tmp_path: Path):
         IndexedDataset(str(tmp_path / "c"))
     with pytest.raises(DamagedInputError, match="there is a data set .*c_text_document$"):
         IndexedDataset(str(tmp_path / "c_text_document.bin"))
+    with pytest.raises(DamagedInputError, match="there is a data set .*c_text_document$"):
+        IndexedDataset(str(tmp_path))
 
 
 def test_content_digest_has_no_path_in_it(prefix: str, tmp_path: Path):

@@ -253,7 +253,7 @@ def idle(*words: str) -> list[str]:
 
 
 def test_flags_that_wait_for_another_one_are_announced():
-    words = ["--save-interval", "3", "--fingerprint-level", "metrics", "--tensorboard-log-interval", "5"]
+    words = ["--save-interval", "3", "--fingerprint-level", "metrics", "--tensorboard-log-interval", "2"]
     assert idle(*words) == [
         "--save-interval has no effect without --save",
         "--fingerprint-level has no effect without --fingerprint-dir",
@@ -289,6 +289,7 @@ def test_what_was_given_counts_also_where_it_is_the_default():
     [
         ("--fingerprint-dir f --fingerprint-interval", "leaves an empty fingerprint"),
         ("--check-weight-hash-across-dp-replicas-interval", "has no effect"),
+        ("--tensorboard-dir t --tensorboard-log-interval", "leaves TensorBoard without training curves"),
         ("--deterministic-mode --replay-check-interval", "has no effect"),
         ("--eval-interval 1 --start-eval-at-iter", "leaves out every evaluation of validation data"),
     ],
