@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -13,28 +14,42 @@ from typing import Any, TextIO, cast
 
 class Outlasting:
     """A text stream as it is, until it cannot be written any more: what is written after that goes nowhere. ``note`` is
-    said once then, on standard error, with the reason in the place of ``{reason}``."""
+    said once then, on standard error, with the reason in the place of ``{reason}``.
+
+    A line goes out as a whole: ``print`` writes its end by itself, and threads and ranks that share a pipe would have
+    theirs in each other's."""
 
     def __init__(self, stream: TextIO, note: str | None = None) -> None:
         self._stream, self._note = stream, note
         self._lost: OSError | None = None
+        self._begun = threading.local()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """As ``TextIO.write``; what the stream's encoding has no characters for is written as escapes."""
-        with self._living_on():
-            try:
-                return self._stream.write(text)
-            except UnicodeEncodeError as error:
-                return self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+        lines, end, rest = (self._take_begun() + text).rpartition("\n")
+        self._begun.text = rest
+        self._put(lines + end)
         return len(text)
 
     def flush(self) -> None:
-        """As ``TextIO.flush``."""
+        """As ``TextIO.flush``; also what this thread has of a line."""
+        self._put(self._take_begun())
         with self._living_on():
             self._stream.flush()
+
+    def _take_begun(self) -> str:
+        text, self._begun.text = getattr(self._begun, "text", ""), ""
+        return text
+
+    def _put(self, text: str) -> None:
+        with self._living_on():
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as error:
+                self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
 
     def require_written(self) -> None:
         """Nobody has missed anything: all was written, or nobody wanted to read it.

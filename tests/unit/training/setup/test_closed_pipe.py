@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,5 +106,32 @@ def test_what_an_encoding_has_no_characters_for_is_escaped():
 
 def test_a_stream_with_a_reader_is_as_it_was():
     plain = io.StringIO()
-    assert Outlasting(plain).write("words") == 5
-    assert (plain.getvalue(), Outlasting(plain).closed) == ("words", False)
+    out = Outlasting(plain)
+    assert out.write("words") == 5
+    out.flush()
+    assert (plain.getvalue(), out.closed) == ("words", False)
+
+
+def test_threads_have_whole_lines():
+    plain = io.StringIO()
+    out = Outlasting(plain)
+    out.write("one")
+    other = threading.Thread(target=print, args=("two",), kwargs={"file": out})
+    other.start()
+    other.join()
+    out.write(" more\nand")
+    assert plain.getvalue() == "two\none more\n"
+
+
+def test_a_line_is_one_write_also_where_nothing_is_buffered(tmp_path: Path):
+    """Processes share a pipe, and each write of theirs is one there."""
+    reader, writer = os.pipe()
+    program = "from megatron.training.setup.closed_pipe import outlasting_readers\n"
+    program += "with outlasting_readers():\n    print('one line', 7, flush=True)\n    input()"
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", program], cwd=ROOT, stdout=writer, stdin=subprocess.PIPE
+    ) as printing:
+        os.close(writer)
+        assert os.read(reader, 100) == b"one line 7\n"
+        printing.communicate(b"\n")
+    os.close(reader)
