@@ -1,4 +1,4 @@
-"""On a GPU: without CUBLAS_WORKSPACE_CONFIG products have the same bits and workspaces, once torch has read it."""
+"""On a GPU: products keep their bits once CUBLAS_WORKSPACE_CONFIG is gone, in new threads and on new streams too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ PRODUCTS = """
 import os, threading, time
 import torch
 from megatron.training.setup.cublas_workspace import NAME, read_by_every_product, settle_workspace
-from megatron.training.setup.environment import withdraw
 
 SHAPES = ((8192, 2688, 5152), (8192, 1856, 2688), (96, 7, 131072), (4096, 2688, 32), (64, 131072, 64))
 
@@ -78,12 +77,6 @@ KEPT = f"""
 torch.use_deterministic_algorithms(True)
 print(*digests())
 """
-UNSEEN = f"""
-{PRODUCTS}
-torch.use_deterministic_algorithms(True)
-withdraw(NAME)
-torch.mm(torch.ones(1, 1, device="cuda"), torch.ones(1, 1, device="cuda"))
-"""
 
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
@@ -101,9 +94,3 @@ def test_bits_are_those_of_a_process_that_keeps_it() -> None:
     kept, settled = _run(KEPT), _run(SETTLED_FIRST)
     assert kept.returncode == settled.returncode == 0, kept.stderr + settled.stderr
     assert kept.stdout == settled.stdout
-
-
-def test_torch_refuses_products_that_have_never_seen_it() -> None:
-    done = _run(UNSEEN)
-    assert done.returncode == 1
-    assert "CUBLAS_WORKSPACE_CONFIG" in done.stderr

@@ -94,7 +94,7 @@ MODEL = (
     ),
     FlagFamily(
         kind="refused",
-        reason=f"attention, convolution and scan that stop at the borders of documents are {_NOT_YET}",
+        reason=f"attention and convolution that stop at the borders of documents are {_NOT_YET}",
         change="a data set with one document, or the documents of one topic, in --seq-length tokens",
         switches="--reset-attention-mask --reset-position-ids --dataloader-inter-document-masking",
     ),

@@ -1,4 +1,4 @@
-"""CUBLAS_WORKSPACE_CONFIG behind the first product: what it says is known then, and reading it again is slow."""
+"""CUBLAS_WORKSPACE_CONFIG, which is slow to read: gone where it says nothing that does not hold without it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def settle_workspace(device: torch.device) -> bool:
     """Take the variable out of the environment of this process where that changes nothing and makes products cheaper;
     returns whether it did.
 
-    torch reads in it, at the first product, that products are deterministic, which that product therefore has to see,
-    and at every product the size of the workspace that it gives cuBLAS for each stream. Call it once the environment
-    has been recorded, and before other threads run.
+    torch reads in it, at every product, the size of the workspace that it gives cuBLAS for each stream; a torch that
+    also asks it whether products are deterministic does so at the first one, which is made here. Call it once the
+    environment has been recorded.
     """
     if device.type != "cuda" or not read_by_every_product():
         return False
