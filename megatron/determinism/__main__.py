@@ -25,6 +25,7 @@ from collections.abc import Sequence
 
 from megatron.determinism.command_line import build_parser
 from megatron.determinism.compare import compare
+from megatron.determinism.report import Exit
 from megatron.determinism.trace_commands import COMMANDS, TAKE_LAUNCH, run_trace_command
 from megatron.determinism.verify import default_folder, verify
 from megatron.training.setup.closed_pipe import outlasting_readers
@@ -47,7 +48,9 @@ def run(argv: Sequence[str]) -> int:
     if options.command in ("kernels", "checkpoint"):
         # A process of its own: both need torch, which takes seconds to load.
         module = f"megatron.determinism.{options.command}"
-        return subprocess.run([sys.executable, "-m", module, *own[1:]], check=False).returncode
+        return ended_by(
+            subprocess.run([sys.executable, "-m", module, *own[1:]], check=False).returncode, options.command
+        )
     if not launch:
         parser.error(f"{options.command} needs the command to run, after --")
     if options.command == "tax":
@@ -93,12 +96,24 @@ def _run_tax(options: argparse.Namespace, launch: Sequence[str], parser: argpars
     return tax(launch, folder, request).print(sys.stdout, as_json=options.json)
 
 
+def ended_by(code: int, command: str) -> int:
+    """The exit code of a process of ours; that of damage, and a line, where a signal ended it."""
+    if code >= 0:
+        return code
+    print(f"error: {command} was ended by signal {-code}, so nothing is known", file=sys.stderr)
+    return int(Exit.DAMAGED)
+
+
 def main() -> None:
     """Entry point of the console script."""
     if sys.argv[1:2] != ["tax"]:
         # As Ctrl-C does; the legs of tax run in threads, which would first run to their end.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A program of its own, ``python -m megatron.determinism.checkpoint``: reading ten
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -289,4 +290,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        # Whoever started it is interrupted too, and says so.
+        sys.exit(128 + signal.SIGINT)

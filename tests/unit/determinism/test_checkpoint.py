@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from megatron.core.dist_checkpointing.save import SaveRequest, save_checkpoint
 from megatron.core.dist_checkpointing.stored import StoredCheckpoint
 from megatron.core.process_groups.groups import Group
 from megatron.determinism import checkpoint
+from megatron.determinism.__main__ import ended_by
 from megatron.determinism.checkpoint import diff_checkpoints, main, verify_checkpoint
 from megatron.determinism.report import Exit
 from tools.checkpoint import inspect as tool
@@ -255,17 +257,22 @@ def test_every_byte_is_read_once_and_few_are_held(tmp_path: Path, monkeypatch: p
     assert held.count((integrity.AT_ONCE_BYTES,)) == 2
 
 
+@pytest.mark.parametrize("starts", [0, 1, 3, 5])
 def test_a_digest_process_that_was_killed_leaves_nothing_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: int
 ) -> None:
-    def killed(nbytes: int) -> DigestProcess:
-        process = DigestProcess(nbytes)
-        process._process.kill()
-        return process
+    started = []
 
-    folder = save(tmp_path, more={"exp_avg.x": torch.ones(LONG)})
+    class Killed(DigestProcess):
+        def start(self, *args: Any) -> None:
+            if len(started) == starts:
+                self._process.kill()
+            started.append(args)
+            super().start(*args)
+
+    folder = save(tmp_path, more={"exp_avg.x": torch.ones(4 * LONG)})
     monkeypatch.setattr(integrity, "SMALL_BYTES", 0)
-    monkeypatch.setattr(integrity, "DigestProcess", killed)
+    monkeypatch.setattr(integrity, "DigestProcess", Killed)
     found = verify_checkpoint(folder)
     assert found.exit == Exit.DAMAGED
     assert re.match(r"not verified: a process .* was ended from outside \(exit code -9", found.verdict)
@@ -390,3 +397,9 @@ def test_a_fifo_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
         different = diff_checkpoints(whole, folder)
         assert different.exit == Exit.DAMAGED
         assert f"{folder / name}" in different.verdict and "it is a FIFO, not a file" in different.verdict
+
+
+def test_a_command_that_is_ended_from_outside_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [ended_by(code, "checkpoint") for code in (0, 1, 2, 3)] == [0, 1, 2, 3]
+    assert ended_by(-9, "checkpoint") == Exit.DAMAGED
+    assert capsys.readouterr().err == "error: checkpoint was ended by signal 9, so nothing is known\n"
