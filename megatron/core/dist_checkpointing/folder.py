@@ -77,8 +77,8 @@ def _read_marker(path: Path) -> int | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedInputError(f"{path} cannot be read: {error}") from error
-    if not text.isdecimal():
-        raise DamagedInputError(f"{path} holds {text!r}, not an iteration")
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise DamagedInputError(f"{path} holds {text[:40]!r}, not an iteration")
     return int(text)
 
 
@@ -102,6 +102,14 @@ def _complete(root: Path, iteration: int) -> Path | None:
 
 def _has_facts(folder: Path) -> bool:
     return (folder / FACTS_FILE).is_file()
+
+
+def _holds(folder: Path, facts: bytes) -> bool:
+    """Whether this is the folder with these facts."""
+    try:
+        return read_regular(folder / FACTS_FILE) == facts
+    except OSError:
+        return False
 
 
 def find_checkpoint(root: Path, iteration: int | None = None) -> Path | None:
@@ -208,10 +216,11 @@ class PartFolder:
 
     def taken(self) -> FolderInUseError | None:
         """Who has taken it for what a killed save left, and has removed it or writes into it; before it is complete."""
-        found = _writer_in(self.path)
-        if found == self.writer:
-            return None
-        others = sorted({found, *(_writer_in(path) for path in self.root.glob("iter_*.part"))} - {None, self.writer})
+        return None if _writer_in(self.path) == self.writer else self.lost()
+
+    def lost(self) -> FolderInUseError:
+        """What is to be said where another process has it."""
+        others = sorted({_writer_in(path) for path in self.root.glob("iter_*.part")} - {None, self.writer})
         who = "; ".join(others) or "it is over by now"
         return FolderInUseError(
             f"{self.path} was taken away by another process that saves into {self.root} ({who}): a --save folder "
@@ -283,8 +292,8 @@ def _take_away(left: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder if it is there; of a symbolic link only the link."""
-    if folder.is_symlink():
+    """Remove a folder, or a file with its name, if it is there; of a symbolic link only the link."""
+    if folder.is_symlink() or folder.is_file():
         folder.unlink()
     elif folder.exists():
         # Without its facts it is no checkpoint any more, even where the deletion is cut short.
@@ -311,9 +320,17 @@ def commit(part: PartFolder, facts: bytes) -> Path:
     (part.path / _WRITER_FILE).unlink()
     sync_folder(part.path)
     write_synced(_next_marker(root), str(iteration).encode())
+    if not _holds(part.path, facts):
+        raise part.lost()
     if os.path.lexists(final):
         final.rename(old)
     part.path.rename(final)
+    if not _holds(final, facts):
+        # Somebody took it away since it was looked at, and began one of his own there.
+        final.rename(part.path)
+        if os.path.lexists(old):
+            old.rename(final)
+        raise part.lost()
     sync_folder(root)
     _next_marker(root).replace(root / MARKER_FILE)
     sync_folder(root)

@@ -148,6 +148,8 @@ def _finish(
     }
     try:
         commit(part, encode_facts(facts))
+    except FileNotFoundError as error:
+        return part.taken() or error
     except OSError as error:
         return error
     return None

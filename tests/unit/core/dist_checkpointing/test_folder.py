@@ -379,6 +379,35 @@ def test_of_two_saves_into_one_folder_one_ends_and_says_why(tmp_path: Path, iter
     assert sorted(path.name for path in iteration_folder(tmp_path, iteration).iterdir()) == ["data", FACTS_FILE]
 
 
+@pytest.mark.parametrize("moment", ["sync_folder", "_holds"])
+@pytest.mark.parametrize("before", [True, False])
+def test_another_s_half_of_a_checkpoint_does_not_take_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, before: bool
+) -> None:
+    """It is begun between what the first one looks at last and its renaming; there may be a previous checkpoint."""
+    if before:
+        save(tmp_path, 4)
+    first, others = start_part(tmp_path, 4), []
+    function = getattr(folder, moment)
+
+    def interrupted(path: Path, *args: bytes) -> bool | None:
+        found = function(path, *args)
+        if not others:
+            others.append(None)
+            others[0] = start_part(tmp_path, 4)
+            (others[0].path / "data").write_text("second")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, moment, interrupted)
+        with pytest.raises(FolderInUseError, match=TAKEN):
+            commit(first, b"{}")
+    assert find_checkpoint(tmp_path) == (iteration_folder(tmp_path, 4) if before else None)
+    assert not before or held(tmp_path, 4) == "x"
+    commit(others[0], b"{}")
+    assert loaded(tmp_path) == "second"
+
+
 @pytest.mark.parametrize("step", ["rename", "_remove"])
 def test_what_is_moved_into_place_meanwhile_is_not_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
