@@ -108,6 +108,17 @@ def test_a_sequence_sees_nothing_of_what_lies_before_it_and_a_state_goes_on_wher
     assert not torch.allclose(alone, behind, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "other", [{"first_BS": torch.ones(1, 7, dtype=torch.bool)}, {"state_BNDK": torch.zeros(6, 4, 5)}]
+)
+@pytest.mark.parametrize("variant", ["deterministic", "deterministic_triton"])
+def test_what_does_not_fit_is_refused(variant, other):
+    fn = pytest.importorskip(f"megatron.core.ops.ssd_scan.{variant}").ssd_scan
+    args, kwargs = _leaves((2, 7, 4, 6, 2, 5, 4), torch.float32)
+    with pytest.raises(ValueError, match=f"{next(iter(other))} is .*, it has to be"):
+        fn(*args, **kwargs, **other)
+
+
 def test_the_kernels_are_close_to_the_reference_where_they_are_interpreted():
     """One case with everything; all of them on GPUs."""
     pytest.importorskip("triton")

@@ -117,6 +117,9 @@ def can_contend(device: torch.device) -> bool:
 def main(device_type: str, *words: str) -> None:
     """Replay everything and print what was found."""
     device, planted, only = torch.device(device_type), "planted" in words, set(words) - {"planted"}
+    unknown = only - {op.spec.name for op, _ in replayable(device_type)}
+    if unknown:
+        sys.exit(f"no op {', '.join(sorted(unknown))} that repeats its bits on {device_type}")
     pin_arithmetic(NumericsConfig(deterministic_mode=True))
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -127,8 +130,8 @@ def main(device_type: str, *words: str) -> None:
             continue
         fn = PLANTS[op.spec.name](variant.fn) if planted and op.spec.name in PLANTS else variant.fn
         for dtype in DTYPES & variant.dtypes:
-            for words, table in rows_of(variant, launches.TABLE):
-                subject = f"{op.spec.name}={variant.name} {dtype}{words}"
+            for row, table in rows_of(variant, launches.TABLE):
+                subject = f"{op.spec.name}={variant.name} {dtype}{row}"
                 with mock.patch.object(launches, "TABLE", launches.TABLE if table is None else table):
                     found, wrong = replayed(op, fn, dtype, device, disturb)
                 digests |= {f"{subject} {case}": value for case, value in found.items()}

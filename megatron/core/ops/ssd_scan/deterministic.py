@@ -110,6 +110,23 @@ class _Scan(Node):
         return *dparams, *drows, dstate.flatten(1, 2) if ctx.has_state else None, None, None
 
 
+def require_shapes(
+    x_BSND: torch.Tensor, B_BSGK: torch.Tensor, first_BS: torch.Tensor | None, state_BNDK: torch.Tensor | None
+) -> None:
+    """What says where sequences begin, and the state before, fit ``x``.
+
+    Raises:
+        ValueError: one does not.
+    """
+    batch, length, heads, width = x_BSND.shape
+    for name, given, shape in (
+        ("first_BS", first_BS, (batch, length)),
+        ("state_BNDK", state_BNDK, (batch, heads, width, B_BSGK.shape[-1])),
+    ):
+        if given is not None and tuple(given.shape) != shape:
+            raise ValueError(f"{name} is {list(given.shape)}, it has to be {list(shape)}")
+
+
 def ssd_scan(
     x_BSND: torch.Tensor,
     dt_BSN: torch.Tensor,
@@ -124,6 +141,7 @@ def ssd_scan(
     state_BNDK: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """See the reference. Parameter gradients add over chunks from the last to the first."""
+    require_shapes(x_BSND, B_BSGK, first_BS, state_BNDK)
     return _Scan.apply(A_log_N, dt_bias_N, D_N, x_BSND, dt_BSN, B_BSGK, C_BSGK, state_BNDK, first_BS, chunk_size)
 
 

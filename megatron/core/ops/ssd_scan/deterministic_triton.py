@@ -15,7 +15,7 @@ from megatron.core.ops.column_sum import column_sum
 from megatron.core.ops.direct_launch import run_kernel
 from megatron.core.ops.launch import Config, Launch, cdiv, power_of_two
 from megatron.core.ops.registry import Guarantee, Variant
-from megatron.core.ops.ssd_scan.deterministic import starts_of
+from megatron.core.ops.ssd_scan.deterministic import require_shapes, starts_of
 from megatron.core.ops.ssd_scan.kernels.chunk_decay import chunk_decay_bwd_kernel, chunk_decay_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan import chunk_scan_fwd_kernel
 from megatron.core.ops.ssd_scan.kernels.chunk_scan_bwd import chunk_scan_bwd_states_kernel, chunk_scan_bwd_values_kernel
@@ -257,6 +257,7 @@ def ssd_scan(
     state_BNDK: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Same contract as the reference; ``chunk_size`` bounds the chunks used here. Slices are read in place."""
+    require_shapes(x_BSND, B_BSGK, first_BS, state_BNDK)
     params = (A_log_N.contiguous(), D_N.contiguous(), dt_bias_N.contiguous())
     x_BSND, B_BSGK, C_BSGK = _adjacent(x_BSND), _adjacent(B_BSGK), _adjacent(C_BSGK)
     start_BS = None if first_BS is None else starts_of(first_BS)

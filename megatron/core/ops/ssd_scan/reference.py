@@ -38,8 +38,8 @@ def ssd_scan(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Mamba-2's scan by chunks (Dao and Gu, arXiv 2405.21060, section 6), in fp32; in the type of ``x_BSND``.
 
-    ``first_BS`` (bool) is true where a sequence begins, which sees nothing of what lies before it. With the state
-    ``state_BNDK`` before the first position (fp32) the one behind the last is a second result.
+    ``first_BS`` (bool) is true where a sequence begins, which sees nothing of what lies before it if that is finite.
+    With the state ``state_BNDK`` before the first position (fp32) the one behind the last is a second result.
     """
     length, groups = x_BSND.shape[1], B_BSGK.shape[2]
     missing = max(-length % chunk_size, chunk_size - length)
