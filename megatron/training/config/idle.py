@@ -64,6 +64,7 @@ IDLE = (
     _skipped("fingerprint", "fingerprint_dir", instead="leaves an empty fingerprint"),
     _skipped("training", "exit_*", "check_weight_hash_across_dp_replicas_interval", "replay_check_interval"),
     _skipped("profile", "profile"),
+    _skipped("trace", "trace_dir", instead="leaves a trace of no iteration"),
     Idle(
         needed="--load",
         missing=lambda config: config.checkpoint.load is None and config.checkpoint.pretrained_checkpoint is None,

@@ -15,7 +15,7 @@ in deterministic mode (``CublasHandlePool.cpp``)."""
 
 
 def read_by_every_product() -> bool:
-    """Whether this torch compiles a regular expression over the variable in every product, which takes the host 50 us;
+    """Whether this torch compiles a regular expression over the variable in every product, which takes the host 60 us;
     it does not since it can be told the size."""
     return not hasattr(torch.backends.cuda, "cublas_workspace_size")
 
