@@ -20,6 +20,7 @@ import torch
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.digest.bits import Difference, first_difference
+from megatron.core.dist_checkpointing.digest_process import DigesterLostError
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, DamagedFactsError
 from megatron.core.dist_checkpointing.flat_tensor import TensorFacts
 from megatron.core.dist_checkpointing.integrity import problems_of
@@ -50,7 +51,7 @@ def verify_checkpoint(folder: Path) -> Outcome:
     size = sum(file["bytes"] for file in stored.facts["files"].values())
     try:
         problems, tensors = problems_of(stored, SlowProgress(f"verifying {stored.folder}", size, out=sys.stderr))
-    except ChildProcessError as error:
+    except DigesterLostError as error:
         return Outcome(exit=Exit.DAMAGED, verdict=f"not verified: {error}", facts={"checkpoint": str(folder)})
     facts = {
         "checkpoint": str(stored.folder),

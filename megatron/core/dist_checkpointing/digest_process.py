@@ -20,6 +20,10 @@ _Task = tuple[str, TensorFacts, int, int]
 """A tensor's key and facts; the first element that is in the memory, and how many there are."""
 
 
+class DigesterLostError(Exception):
+    """A digester was ended from outside. It says nothing of any file, and is no ``OSError`` therefore."""
+
+
 class Digester(Protocol):
     """Digests what lies in its memory."""
 
@@ -79,16 +83,16 @@ class DigestProcess:
         """As ``Digester.wait``.
 
         Raises:
-            ChildProcessError: something else has ended the process.
+            DigesterLostError: something else has ended the process.
         """
         try:
             return self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             raise self._ended() from error
 
-    def _ended(self) -> ChildProcessError:
+    def _ended(self) -> DigesterLostError:
         self._process.join()
-        return ChildProcessError(
+        return DigesterLostError(
             f"a process that digests tensors was ended from outside (exit code {self._process.exitcode}; -9: for want "
             "of memory, perhaps)"
         )

@@ -120,9 +120,6 @@ class _FileCheck:
                     at = begin + span.nbytes
                     self._read(file, begin, at, span, progress)
                 self._read(file, at, size, None, progress)
-        except ChildProcessError:
-            # Of a digester, and nothing of the file.
-            raise
         except FileNotFoundError:
             self._found.problem = f"{self._path}: no such file"
         except OSError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.core.dist_checkpointing.digest_process import Digester, DigestHere, DigestProcess
+from megatron.core.dist_checkpointing.digest_process import Digester, DigesterLostError, DigestHere, DigestProcess
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, digests_of
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -54,7 +54,7 @@ def test_one_that_was_killed_is_an_error() -> None:
     process = DigestProcess(4096)
     os.kill(process._process.pid, signal.SIGKILL)
     process._process.join()
-    with pytest.raises(ChildProcessError, match="exit code -9"):
+    with pytest.raises(DigesterLostError, match="exit code -9"):
         process.start("key", FACTS, 0, 5)
         process.wait()
     process.close()
