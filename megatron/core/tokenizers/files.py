@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
+from typing import Any
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 
@@ -41,6 +43,18 @@ def read_utf8(path: Path) -> str:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise DamagedInputError(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
+def parse_json(path: Path, text: str) -> Any:
+    """What the text of a file says.
+
+    Raises:
+        DamagedInputError: it is not JSON, or nested too deep or with numbers too long to be read.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedInputError(f"{path}: not JSON: {error}") from error
 
 
 def vocabulary_size(own: int, asked: int | None, path: Path) -> int:

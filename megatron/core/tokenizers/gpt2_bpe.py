@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.tokenizers.base import NO_PAD, Tokenizer
-from megatron.core.tokenizers.files import read_utf8, require_file, require_package, vocabulary_size
+from megatron.core.tokenizers.files import parse_json, read_utf8, require_file, require_package, vocabulary_size
 
 END = "<|endoftext|>"
 
@@ -60,10 +59,7 @@ class GPT2BPETokenizer(Tokenizer):
 
 
 def _ids(path: Path, text: str) -> dict[str, int]:
-    try:
-        ids = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedInputError(f"{path}: not JSON: {error}") from error
+    ids = parse_json(path, text)
     if not isinstance(ids, dict) or not all(isinstance(i, int) for i in ids.values()):
         raise DamagedInputError(f"{path}: needs an object of tokens and ids")
     if END not in ids:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import Any
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.tokenizers.base import NO_PAD, Tokenizer
-from megatron.core.tokenizers.files import read_utf8, require_file, require_package, vocabulary_size
+from megatron.core.tokenizers.files import parse_json, read_utf8, require_file, require_package, vocabulary_size
 
 # Names under which published tokenizers end a document, asked for only where no tokenizer_config.json says it.
 _USUAL_ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|end|>", "[EOS]")
@@ -135,10 +134,7 @@ def _tokenizer_file(model: str) -> Path:
 
 
 def _checked_json(path: Path, text: str, key: str | None) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedInputError(f"{path}: not JSON: {error}") from error
+    content = parse_json(path, text)
     if not isinstance(content, dict) or (key is not None and key not in content):
         needed = "an object" if key is None else f'an object with the key "{key}"'
         raise DamagedInputError(f"{path}: needs {needed}; is it another kind of file?")

@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 from megatron.core.tokenizers.base import Tokenizer
-from megatron.core.tokenizers.files import read_utf8, require_file, require_package
+from megatron.core.tokenizers.files import parse_json, read_utf8, require_file, require_package
 
 PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -131,10 +131,7 @@ def _size_problems(
 
 def _merges(path: Path, text: str) -> list[bytes]:
     """The file's tokens in order of rank."""
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedInputError(f"{path}: not JSON: {error}") from error
+    entries = parse_json(path, text)
     if not isinstance(entries, list):
         raise DamagedInputError(f"{path}: needs a list of tokens; is it another kind of file?")
     merges = []
