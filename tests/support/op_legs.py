@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.architecture.sources import ROOT
 
 Found = dict[str, Any]
+AT_ONCE = 12
+"""Processes that share a GPU; each compiles for itself first."""
 
 
 def run_leg(device: str, *words: str, **environment: str) -> Found:
@@ -22,6 +25,17 @@ def run_leg(device: str, *words: str, **environment: str) -> Found:
     done = subprocess.run(command, cwd=ROOT, env=whole, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_legs(device: str, ops: Sequence[str], *words: str, **environment: str) -> Found:
+    """The same of a process for every op, some at once; contention is possible where it is in every process."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        legs = list(pool.map(lambda op: run_leg(device, *words, op, **environment), ops))
+    return {
+        "digests": {name: digest for leg in legs for name, digest in leg["digests"].items()},
+        "changing": [name for leg in legs for name in leg["changing"]],
+        "can_contend": all(leg["can_contend"] for leg in legs),
+    }
 
 
 def differing(legs: Sequence[Found]) -> list[str]:
