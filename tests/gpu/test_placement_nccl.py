@@ -94,6 +94,7 @@ CELLS = (
     Cell("dense", "late ranks 1", 2, SHARDED, late=1),
     Cell("dense", "late ranks 2, devices reversed", 2, "", _env(CUDA_VISIBLE_DEVICES=REVERSED), late=2),
     Cell("dense", "PP 2", 2, "--pipeline-model-parallel-size 2", pattern="ME*|E-M"),
+    Cell("dense", "gloo, PP 2", 2, f"--pipeline-model-parallel-size 2 {GLOO}", pattern="ME*|E-M"),
     Cell("dense", "small buckets", 2, f"{SHARDED} --ddp-bucket-size 50000"),
     Cell("dense", "the backend's sums", 2, f"{SHARDED} --op-variants float_sums=native", other=True),
     Cell("experts", "NCCL, DP 2", 2, SHARDED),

@@ -2,6 +2,7 @@
 
     python -m tools.bench.one_node --out OUT                          all GPUs of this machine
     python -m tools.bench.one_node --out OUT --limit-s 280 --proxy 1  within a time, and one layout of a large model
+    python -m tools.bench.one_node --out OUT --gpus 8 --shared        the layouts of eight, on the GPUs there are
     python -m tools.bench.one_node --out OUT --gpus 2 --tiny --steps 6 --stop 3     rehearsal on a CPU
 
 Launches start up side by side (``--at-once``); their steps take turns (``tools/bench/one_node_gate.py``), so step times
@@ -34,7 +35,7 @@ from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit
 from megatron.training.setup.environment import read_environment
 from tools.bench.ended import stop
-from tools.bench.one_node_plan import MODEL, TINY, Launch, Plan, flags_of, plan, proxies
+from tools.bench.one_node_plan import MODEL, SHARED, TINY, Launch, Plan, flags_of, plan, proxies
 from tools.bench.one_node_report import NAME, table, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,8 +123,8 @@ class Session:
         folder.mkdir()
         environment = read_environment()
         given = environment.get("CUDA_VISIBLE_DEVICES", "")
-        devices = given.split(",") if given else [str(device) for device in range(self.options.gpus)]
-        own = ",".join(devices[device] for device in launch.devices)
+        devices = given.split(",") if given else [str(device) for device in range(self.options.devices)]
+        own = ",".join(dict.fromkeys(devices[device % len(devices)] for device in launch.devices))
         changed = {"CUDA_VISIBLE_DEVICES": own, "OMP_NUM_THREADS": "1", "GPUS": str(launch.layout.ranks)}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             environment.pop(name, None)
@@ -142,7 +143,7 @@ class Session:
     def command(self, launch: Launch, devices: str) -> list[str]:
         """The command line of a launch."""
         folder = self.folder(launch.name)
-        flags = flags_of(launch, self.options.steps, TINY if self.options.tiny else MODEL)
+        flags = flags_of(launch, self.options.steps, self.options.sizes)
         places = ["--fingerprint-dir", str(folder / "fingerprint")]
         if launch.saved:
             places += ["--save", str(folder / "checkpoints"), "--save-interval", "1000000"]
@@ -216,7 +217,7 @@ class Session:
         """Write what there is so far."""
         options = self.options
         facts = {
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() and not options.tiny else "cpu",
+            "place": options.place,
             "torch": torch.__version__,
             "gpus": options.gpus,
             "steps": options.steps,
@@ -264,10 +265,24 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=540.0, help="seconds for everything")
     parser.add_argument("--only", default="", help="layouts, by parts of their names, separated by ;")
     parser.add_argument("--proxy", type=int, default=0, help="layouts of the Nano proxy with 128 experts, 0 to 2")
-    parser.add_argument("--tiny", action="store_true", help="a small model over gloo: a rehearsal on the CPU")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--tiny", action="store_true", help="a small model over gloo: a rehearsal on the CPU")
+    model.add_argument(
+        "--shared", action="store_true", help="a smaller one over gloo: --gpus are ranks that share GPUs"
+    )
     options = parser.parse_args(words)
+    there = torch.cuda.device_count()
+    if options.shared and not there:
+        parser.error("--shared needs a GPU; --tiny is for a CPU")
+    if options.shared and options.proxy:
+        parser.error("--proxy needs a GPU for every rank")
     if options.gpus is None:
-        options.gpus = torch.cuda.device_count()
+        options.gpus = there
+    options.devices = there if options.shared else options.gpus
+    options.sizes = TINY if options.tiny else SHARED if options.shared else MODEL
+    kind = "cpu" if options.tiny or not there else torch.cuda.get_device_name()
+    ranks = f"{options.gpus} ranks on " if options.tiny or options.shared else ""
+    options.place = ranks + (kind if kind == "cpu" else f"{options.devices} x {kind}")
     if options.at_once is None:
         options.at_once = max(1, int((os.cpu_count() or 1) / (2 * max(1, options.gpus))))
     try:
@@ -295,7 +310,7 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="one_node_"))
     session = Session(options, work)
     launches = chosen(options.plan, options.only)
-    print(f"{len(launches)} launches on {options.gpus} GPUs, {options.at_once} at once", flush=True)
+    print(f"{len(launches)} launches, {options.place}, {options.at_once} at once", flush=True)
     try:
         session.run(launches)
         session.run(proxies(options.gpus, options.proxy))

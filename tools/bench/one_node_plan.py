@@ -22,6 +22,13 @@ TINY = """
     --seq-length 32 --max-position-embeddings 32 --vocab-size 509 --bf16 --distributed-backend gloo
 """
 """Sizes for a rehearsal on the CPU."""
+SHARED = """
+    --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 8 --group-query-attention --num-query-groups 4
+    --kv-channels 64 --mamba-num-heads 8 --mamba-head-dim 64 --mamba-state-dim 64 --mamba-num-groups 8
+    --num-experts 16 --moe-router-topk 2 --moe-ffn-hidden-size 128 --moe-shared-expert-intermediate-size 128
+    --seq-length 256 --max-position-embeddings 256 --vocab-size 1023 --bf16 --distributed-backend gloo
+"""
+"""Sizes for ranks that share GPUs, whose messages go through the host."""
 TRAINING = """
     --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-dtype fp32
     --moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --moe-token-dispatcher-type alltoall

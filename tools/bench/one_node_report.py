@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 NAME = "one_node"
 GOOD, BAD, OPEN = "#d5efd5", "#f4c4c4", "#eeeeee"
-HEAD = ("layout", "GPUs", "two launches", "stopped", "gone on with", "same as", "step")
+HEAD = ("layout", "ranks", "two launches", "stopped", "gone on with", "same as", "step")
 
 
 def rows_of(facts: Mapping[str, Any]) -> list[list[tuple[str, bool | None]]]:
@@ -78,7 +78,7 @@ def verdict(facts: Mapping[str, Any]) -> str:
     words = f"{kept} comparisons as promised, {broken} not" if broken else f"all {kept} comparisons as promised"
     words = words if kept or broken else "nothing was compared"
     words += f"; {missing} launches not run" if missing else ""
-    return f"{words}; {len(launches) - missing} launches in {facts['seconds']:.0f} s on {facts['gpus']} GPUs"
+    return f"{words}; {len(launches) - missing} launches in {facts['seconds']:.0f} s"
 
 
 def missing_of(facts: Mapping[str, Any]) -> list[str]:
@@ -102,7 +102,7 @@ def table(facts: Mapping[str, Any]) -> str:
 
 def markdown(facts: Mapping[str, Any]) -> str:
     """For documentation."""
-    intro = f"{facts['gpus']} x {facts['device']}, torch {facts['torch']}, {facts['steps']} iterations"
+    intro = f"{facts['place']}, torch {facts['torch']}, {facts['steps']} iterations"
     head = _head(facts)
     lines = [f"{intro}: {verdict(facts)}.", "", _line(head), _line(["---"] * len(head))]
     lines += [_line([text for text, _ in row]) for row in rows_of(facts)]
@@ -130,7 +130,7 @@ def draw(path: Path, facts: Mapping[str, Any]) -> None:
     figure = Figure(figsize=(15, 0.6 + 0.25 * (len(cells) + 1)))
     axes = figure.subplots()
     axes.axis("off")
-    axes.set_title(f"{facts['gpus']} x {facts['device']}: {verdict(facts)}", fontsize=11)
+    axes.set_title(f"{facts['place']}: {verdict(facts)}", fontsize=11)
     if cells:
         colours = [
             [{True: GOOD, False: BAD, None: OPEN if not at else "white"}[ok] for at, (_, ok) in enumerate(row)]

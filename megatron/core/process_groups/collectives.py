@@ -215,16 +215,24 @@ def _channel(group: Group, source: int, target: int) -> str:
 def _start_exchange(
     group: Group, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
 ) -> Waiting:
-    ops = [dist.P2POp(dist.irecv, backend.carried(t), group.ranks[peer], group.handle) for peer, t in receives]
-    ops += [dist.P2POp(dist.isend, backend.carried(t), group.ranks[peer], group.handle) for peer, t in sends]
-    if not ops:
+    if not (sends or receives):
         return nothing_to_wait_for
+    on_the_way = receives
+    if (sends or receives)[0][1].is_cuda and dist.get_backend(group.handle) == "gloo":
+        # It sends and receives in host memory only.
+        sends = [(peer, tensor.cpu()) for peer, tensor in sends]
+        on_the_way = [(peer, torch.empty_like(tensor, device="cpu")) for peer, tensor in receives]
+    ops = [dist.P2POp(dist.irecv, backend.carried(t), group.ranks[peer], group.handle) for peer, t in on_the_way]
+    ops += [dist.P2POp(dist.isend, backend.carried(t), group.ranks[peer], group.handle) for peer, t in sends]
     # Holds the operations, and so the tensors, until they are waited for.
     started = dist.batch_isend_irecv(ops), ops
 
     def wait() -> None:
         for work in started[0]:
             work.wait()
+        if on_the_way is not receives:
+            for (_, tensor), (_, arrived) in zip(receives, on_the_way, strict=True):
+                tensor.copy_(arrived)
 
     return wait
 

@@ -18,7 +18,7 @@ from tests.support.legs import leg
 from tests.support.ranks import run_ranks
 from tools.bench.one_node import chosen
 from tools.bench.one_node_gate import Gate
-from tools.bench.one_node_plan import FIRST, NATIVE_SUMS, TINY, flags_of, plan, proxies
+from tools.bench.one_node_plan import FIRST, MODEL, NATIVE_SUMS, SHARED, TINY, flags_of, plan, proxies
 from tools.bench.one_node_report import NAME, missing_of, rows_of, table, verdict, write_report
 
 STEPS, STOP = 50, 20
@@ -71,10 +71,11 @@ def test_launches_go_on_where_their_source_stopped_and_are_compared_within_a_rec
     assert launches[f"{control.layout.name}: gone on with"].devices == (*straight.devices[1:], 0)
 
 
+@pytest.mark.parametrize("sizes", [MODEL, SHARED])
 @pytest.mark.parametrize("gpus", WANTED)
-def test_every_command_line_is_accepted(gpus: int) -> None:
+def test_every_command_line_is_accepted(gpus: int, sizes: str) -> None:
     for launch in plan(gpus, STEPS, STOP).launches:
-        config = resolve_and_validate(parse_run_config(flags_of(launch, STEPS)), launch.layout.ranks)
+        config = resolve_and_validate(parse_run_config(flags_of(launch, STEPS, sizes)), launch.layout.ranks)
         assert config.numerics.deterministic_mode
         assert config.training.exit_interval == (launch.last if launch.last < STEPS else None)
 
@@ -130,7 +131,7 @@ def test_report_says_what_was_kept_broken_and_not_run(tmp_path: Path) -> None:
         "DP2: from DP4": launched(layout="DP2", role="from DP4", against="DP4: first", good=True, iterations=[21, 35]),
         "DP4: the backend's sums": launched(role="the backend's sums", same=False, good=True, seen="different: first"),
     }
-    facts = {"launches": launches, "gpus": 4, "device": "GPU", "torch": "2", "steps": 50, "stop": 20, "seconds": 9.0}
+    facts = {"launches": launches, "gpus": 4, "place": "4 x GPU", "torch": "2", "steps": 50, "stop": 20, "seconds": 9.0}
     facts["left_out"] = ["EP8 (8 GPUs)"]
     (row,) = rows_of(facts)
     assert [text for text, _ in row] == ["DP4", "4", "identical, 1 to 50", "DIFFERENT", "not run", "", "100 ms"]
