@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from megatron.core.config.numbers import shortened, whole_number
 from megatron.determinism.trace_commands import add_trace_commands
 from megatron.determinism.verify import output_folder
 
@@ -156,10 +157,7 @@ def iterations(text: str) -> tuple[int, ...]:
     Raises:
         argparse.ArgumentTypeError: they are no such thing.
     """
-    words = text.split(",")
-    if not all(word.isdecimal() for word in words):
-        raise argparse.ArgumentTypeError(f"{text}: iterations separated by commas")
-    found = tuple(int(word) for word in words)
+    found = tuple(whole_number(word) or 0 for word in text.split(","))
     if found[0] < 1 or list(found) != sorted(set(found)):
-        raise argparse.ArgumentTypeError(f"{text}: ascending iterations from 1 on")
+        raise argparse.ArgumentTypeError(f"{shortened(text)}: ascending iterations from 1 on, separated by commas")
     return found

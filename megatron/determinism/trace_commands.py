@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.core.config.numbers import shortened, whole_number
 from megatron.core.trace.format import LEVELS
 from megatron.determinism.bisect import bisect
 from megatron.determinism.replay import replay
@@ -77,10 +78,10 @@ def window(text: str) -> tuple[int, int]:
         argparse.ArgumentTypeError: they are no such thing.
     """
     first, colon, last = text.partition(":")
-    words = first, last if colon else first
-    if not all(word.isdecimal() for word in words) or not 1 <= int(words[0]) <= int(words[1]):
-        raise argparse.ArgumentTypeError(f"{text}: A:B with 1 <= A <= B, or one iteration")
-    return int(words[0]), int(words[1])
+    begin, end = whole_number(first) or 0, whole_number(last if colon else first) or 0
+    if not 1 <= begin <= end:
+        raise argparse.ArgumentTypeError(f"{shortened(text)}: A:B with 1 <= A <= B, or one iteration")
+    return begin, end
 
 
 def command(text: str) -> list[str]:

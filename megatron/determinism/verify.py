@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megatron.core.config.numbers import whole_number
 from megatron.core.dist_checkpointing.folder import complete_iterations
 from megatron.determinism.compare import compare
 from megatron.determinism.leg_log import read_failure
@@ -75,8 +76,8 @@ def _refused(launch: Sequence[str], resume_at: Sequence[int]) -> str | None:
     given = [flag for flag in (_FLAG, *(_SAVING if resume_at else ())) if names_flag(launch, flag)]
     if given:
         return f"leave {', '.join(given)} out of the command: each leg gets its own"
-    length = flag_value(launch, "--train-iters") or ""
-    if resume_at and length.isdecimal() and resume_at[-1] >= int(length):
+    length = whole_number(flag_value(launch, "--train-iters") or "")
+    if resume_at and length is not None and resume_at[-1] >= length:
         return (
             f"--resume-at {','.join(map(str, resume_at))} with --train-iters {length} in the command: a run that has "
             f"ended cannot be gone on with; name iterations below {length}, or train for longer"

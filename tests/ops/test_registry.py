@@ -119,6 +119,15 @@ def test_an_override_that_cannot_run_here_is_refused():
         build_table([op], elsewhere, CPU, torch.float32)
 
 
+def test_a_variant_gets_no_heads_of_a_width_it_does_not_take():
+    op = _op(_variant("narrow", Guarantee.LAYOUT, head_widths=range(8, 129, 8)), _variant("all", Guarantee.LAYOUT))
+    for width, name in ((None, "narrow"), (8, "narrow"), (128, "narrow"), (4, "all"), (20, "all"), (136, "all")):
+        assert build_table([op], STRICT, CPU, torch.float32, width).chosen["double"].name == name
+    asked = NumericsConfig(op_variants="double=narrow")
+    with pytest.raises(ConfigError, match=r"with heads of width 20; .*variant narrow; there is all \(LAYOUT\)"):
+        build_table([op], asked, CPU, torch.float32, 20)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_op_can_keep_the_promise(device, dtype):

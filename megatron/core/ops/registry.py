@@ -124,6 +124,7 @@ class Variant:
         guarantee: by device type; a device that is not listed is not supported.
         dtypes: activation types it takes.
         why: one sentence: what fixes, or breaks, the order of additions.
+        head_widths: the widths of attention heads it takes; ``None``: all, or it has none.
         sources: further modules whose text is part of the implementation (kernels).
         outside: the package of kernels it calls, if that is loaded for those who chose it only.
     """
@@ -135,6 +136,12 @@ class Variant:
     dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.bfloat16})
     sources: tuple[str, ...] = ()
     outside: Outside | None = None
+    head_widths: range | None = None
+
+    def takes(self, device: str, dtype: torch.dtype, head_width: int | None) -> bool:
+        """Whether it runs on a kind of device with that type of activations and that width of attention heads."""
+        fits = self.head_widths is None or head_width is None or head_width in self.head_widths
+        return fits and device in self.guarantee and dtype in self.dtypes
 
     def source_hash(self) -> str:
         """SHA-256 over the implementing modules and their kernels' rows of the launch table, 16 hex digits."""
@@ -227,8 +234,14 @@ def _outside_problems(chosen: Mapping[str, Variant], numerics: NumericsConfig) -
     return problems or [problem for choice, outside in wanted.items() for problem in load_problems(choice, outside)]
 
 
-def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.device, dtype: torch.dtype) -> OpTable:
-    """Choose one variant per op for a device and an activation type.
+def build_table(
+    ops: Iterable[Op],
+    numerics: NumericsConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_width: int | None = None,
+) -> OpTable:
+    """Choose one variant per op for a device, an activation type and, where the model has them, attention heads.
 
     In deterministic mode the first variant that promises at least ``RUN_TO_RUN`` is taken; otherwise the first that
     runs at all. ``--op-variants`` overrides single ops; ``fastest`` is the first by ``ranking.py``, whatever it
@@ -244,7 +257,7 @@ def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.devic
     model = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else device.type
     chosen: dict[str, Variant] = {}
     for name, op in by_name.items():
-        runs = [v for v in op.variants if device.type in v.guarantee and dtype in v.dtypes]
+        runs = [v for v in op.variants if v.takes(device.type, dtype, head_width)]
         unasked = [v for v in runs if v.outside is None or v.outside.fits(strict=numerics.deterministic_mode)]
         if wanted.get(name) == FASTEST:
             fit = [op.variant(first) for first in fastest_first(name, model, [v.name for v in unasked])]
@@ -259,7 +272,8 @@ def build_table(ops: Iterable[Op], numerics: NumericsConfig, device: torch.devic
         asked = name in wanted
         needed = _wanted_text(op, wanted[name]) if asked else f"a variant that promises {need.name}"
         without = ", or leave out --deterministic-mode" * (numerics.deterministic_mode and not asked)
-        given = f"op {name} on {device.type} in {dtype}"
+        heads = f" with heads of width {head_width}" * any(v.head_widths is not None for v in op.variants)
+        given = f"op {name} on {device.type} in {dtype}{heads}"
         problems.append(Problem(given, f"{needed}; there is {have}", f"--op-variants {name}=...{without}"))
     problems = problems or _outside_problems(chosen, numerics)
     if problems:

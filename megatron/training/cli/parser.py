@@ -15,6 +15,7 @@ from typing import Any
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.fields import Flag, flags_of
+from megatron.core.config.numbers import shortened, whole_number
 from megatron.training.cli.explain import missing_value, stray_values, surplus_values, unknown_flag, value_shape
 from megatron.training.config.legacy import LegacyFlag
 from megatron.training.config.legacy_table import MEGATRON_FLAGS
@@ -113,12 +114,14 @@ def _words(argv: Sequence[str], problems: list[Problem]) -> Iterator[_Word]:
 
 
 def _number(kind: type[int] | type[float], text: str) -> int | float | None:
-    """The finite number a text spells, or ``None``."""
+    """The number a text spells, or ``None``: a finite one, and a whole one as far as 64 bits go."""
+    if kind is int:
+        return whole_number(text)
     try:
-        number = kind(text)
+        number = float(text)
     except ValueError:
         return None
-    return number if isinstance(number, int) or math.isfinite(number) else None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(slots=True)
@@ -222,7 +225,7 @@ class _Reading:
                 return number
         reason = reason_against(flag.spellings, text)
         needed = value_shape(flag) if reason is None else f"{value_shape(flag)}; {reason}"
-        self.problems.append(Problem(f"{spelling} {text}", needed, spelling))
+        self.problems.append(Problem(f"{spelling} {shortened(text)}", needed, spelling))
         return None
 
     def check_conflicts(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron.core.config.errors import Problem
 from megatron.core.config.fields import spelling_of
+from megatron.core.config.numbers import MOST_RANKS
 from megatron.training.config.data import NO_SOURCE
 from megatron.training.config.run import RunConfig
 
@@ -88,7 +89,7 @@ LEAST = {
         "replay_check_interval": 1,
     },
     "checkpoint": {"save_interval": 1, "save_retain_interval": 1, "ckpt_step": 0, "override_ckpt_iteration": 0},
-    "distributed": {"distributed_timeout_minutes": 1, "dry_run_world_size": 1},
+    "distributed": {"distributed_timeout_minutes": 1},
     "logging": {"log_interval": 1, "tensorboard_log_interval": 1},
     "fingerprint": {"fingerprint_interval": 1},
 }
@@ -147,6 +148,7 @@ def range_problems(config: RunConfig) -> dict[tuple[str, str], Problem]:
         for name in names:
             check(group, name, "at least 0 and less than 1", lambda value: 0 <= value < 1)
     check("model", "rotary_percent", "more than 0 and at most 1", lambda value: 0 < value <= 1)
+    check("distributed", "dry_run_world_size", f"1 to {MOST_RANKS}", lambda value: 1 <= value <= MOST_RANKS)
     check("training", "seed", f"1 to {MAX_SEED}", lambda value: 1 <= value <= MAX_SEED)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,18 +43,18 @@ def traced_iterations(config: TraceConfig) -> tuple[int, int | None]:
     return window
 
 
-def traced_ranks(config: TraceConfig, world_size: int) -> tuple[int, ...]:
+def traced_ranks(config: TraceConfig, world_size: int) -> Sequence[int]:
     """Ranks to trace, ascending.
 
     Raises:
         ValueError: --trace-ranks names no rank of the world.
     """
     if config.trace_ranks == "all":
-        return tuple(range(world_size))
+        return range(world_size)
     ranks = sorted({int(word) for word in config.trace_ranks.split(",")})
     if ranks[0] < 0 or ranks[-1] >= world_size:
         raise ValueError(config.trace_ranks)
-    return tuple(ranks)
+    return ranks
 
 
 def trace_problems(config: TraceConfig, world_size: int) -> list[Problem]:

@@ -119,7 +119,7 @@ def build_run(config: RunConfig, launch: Launch) -> Run:
     config = resolve_vocabulary(config, tokenizer.vocab_size)
     asked = config.distributed
     device = pick_device(asked.distributed_backend, launch)
-    ops = build_table(ALL_OPS, config.numerics, device, params_dtype(config))
+    ops = build_table(ALL_OPS, config.numerics, device, params_dtype(config), config.model.kv_channels)
     backend = start_process_group(launch, asked.distributed_backend, device, asked.distributed_timeout_minutes)
     layout = logical_layout(config)
     placement = Placement(nodes=gather_nodes(host_name()), block=layout.block, expert_block=layout.expert_block)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron.core.config.errors import ConfigError, Problem
+from megatron.core.config.numbers import MOST_RANKS, WHOLE_NUMBER, shortened, whole_number
 
 DEFAULT_MASTER_PORT = 29500
 
@@ -64,11 +65,10 @@ class _Reader:
         text = self.environment.get(name)
         if text is None:
             return default
-        try:
-            return int(text)
-        except ValueError:
-            self.refuse(f"{name}={text}", "a whole number", name)
-            return None
+        number = whole_number(text)
+        if number is None:
+            self.refuse(f"{name}={shortened(text)}", WHOLE_NUMBER, name)
+        return number
 
     def refuse(self, given: str, needed: str, name: str) -> None:
         """Note a problem with a variable of the environment."""
@@ -97,7 +97,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
 def rank_or_zero(environment: Mapping[str, str]) -> int:
     """This process's rank, 0 where the environment does not say it in a usable way; for messages only."""
     text = environment.get("RANK", environment.get("SLURM_PROCID", "0"))
-    return int(text) if text.isdecimal() else 0
+    return max(0, whole_number(text) or 0)
 
 
 def _from_torchrun(reader: _Reader) -> Launch:
@@ -135,8 +135,8 @@ def _from_slurm(reader: _Reader) -> Launch:
 
 def _check_ranks(reader: _Reader, names: tuple[str, str], rank: int | None, world: int | None) -> None:
     """A problem unless 0 <= rank < world."""
-    if world is not None and world < 1:
-        reader.refuse(f"{names[1]}={world}", "at least 1", names[1])
+    if world is not None and not 1 <= world <= MOST_RANKS:
+        reader.refuse(f"{names[1]}={world}", f"1 to {MOST_RANKS}", names[1])
     elif rank is not None and world is not None and not 0 <= rank < world:
         reader.refuse(f"{names[0]}={rank} with {names[1]}={world}", f"0 to {world - 1}", names[0])
 

@@ -141,14 +141,7 @@ class _CudnnAttention(Node):
 
 
 def attention(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, v_SBGD: torch.Tensor, scale: float) -> torch.Tensor:
-    """Same contract as the reference, for bf16 and head widths up to 128 that are multiples of 8.
-
-    Raises:
-        ValueError: the head width is another.
-    """
-    width = q_SBND.shape[-1]
-    if width % 8 or width > 128:
-        raise ValueError(f"cuDNN attention takes head widths up to 128 that are multiples of 8, not {width}")
+    """Same contract as the reference, for bf16 and head widths up to 128 that are multiples of 8."""
     if not q_SBND.numel() or q_SBND.shape[0] == 1:
         # cuDNN has no backward of single positions.
         return deterministic_torch_flash.attention(q_SBND, k_SBGD, v_SBGD, scale)
@@ -163,4 +156,5 @@ VARIANT = Variant(
     dtypes=frozenset({torch.bfloat16}),
     why="cuDNN's deterministic backward, asked for by name; the plan is the first of a fixed heuristic.",
     sources=("megatron.core.ops.attention.deterministic_torch_flash",),
+    head_widths=range(8, 129, 8),
 )

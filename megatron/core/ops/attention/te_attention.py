@@ -39,7 +39,7 @@ def _attention(heads: int, groups: int, width: int, scale: float, *, ordered: bo
 
 
 def attention(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, v_SBGD: torch.Tensor, scale: float) -> torch.Tensor:
-    """Same contract as the reference, for bf16 and head widths that are multiples of 8."""
+    """Same contract as the reference, for bf16 and head widths up to 128 that are multiples of 8."""
     if not q_SBND.numel() or q_SBND.shape[0] == 1:
         # cuDNN has no backward of single positions.
         return deterministic_torch_flash.attention(q_SBND, k_SBGD, v_SBGD, scale)
@@ -52,6 +52,7 @@ def attention(q_SBND: torch.Tensor, k_SBGD: torch.Tensor, v_SBGD: torch.Tensor, 
 
 
 _SOURCES = ("megatron.core.ops.attention.deterministic_torch_flash", "megatron.core.ops.outside")
+_WIDTHS = range(8, 129, 8)
 _SWITCH = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 
 VARIANT = Variant(
@@ -62,6 +63,7 @@ VARIANT = Variant(
     why="cuDNN's default backward adds the gradients of queries by atomics.",
     sources=_SOURCES,
     outside=Outside(package="transformer_engine", load=_package, switch=_SWITCH),
+    head_widths=_WIDTHS,
 )
 DETERMINISTIC = Variant(
     name="te_attention_deterministic",
@@ -71,4 +73,5 @@ DETERMINISTIC = Variant(
     why="Only kernels with a backward of fixed order may be taken: cuDNN's deterministic one.",
     sources=_SOURCES,
     outside=Outside(package="transformer_engine", load=_package, at_least="2.20.2", switch=_SWITCH, deterministic=True),
+    head_widths=_WIDTHS,
 )

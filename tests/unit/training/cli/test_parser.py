@@ -88,7 +88,7 @@ def test_last_of_repeated_flags_counts():
         (["--zzzzzzzz"], "--help lists every flag"),
         (["--lr", "fast"], "given --lr fast; needed: a finite number; change: --lr"),
         (["--lr", "nan"], "given --lr nan; needed: a finite number; change: --lr"),
-        (["--seed", "1.5"], "given --seed 1.5; needed: a whole number; change: --seed"),
+        (["--seed", "1.5"], "given --seed 1.5; needed: a whole number of at most 18 digits; change: --seed"),
         (["--optimizer", "magic"], "given --optimizer magic; needed: one of adam, sgd; change: --optimizer"),
         (["--optimizer", "muon"], "given --optimizer muon; needed: one of adam, sgd; optimizers that step on whole"),
         (["--lr"], "given --lr without a value; needed: a finite number"),
@@ -121,8 +121,12 @@ def test_flags_in_doubt_are_those_whose_value_is_not_known():
     assert "--seed" not in parsed.doubtful
 
 
-def test_number_without_bound_is_read():
-    assert parse_run_config(["--seed", str(10**400)]).training.seed == 10**400
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_whole_number_of_more_than_64_bits_is_refused_in_few_words(digits: int):
+    assert parse_run_config(["--seed", "9" * 18]).training.seed == 10**18 - 1
+    (problem,) = problems("--seed", "9" * digits)
+    assert "needed: a whole number of at most 18 digits" in problem
+    assert len(problem) < 200
 
 
 def test_torch_is_not_loaded_and_a_refusal_takes_under_two_seconds():
