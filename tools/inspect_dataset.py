@@ -141,7 +141,7 @@ def _problems(arguments: argparse.Namespace) -> list[Problem]:
     if needs_batch and arguments.global_batch_size is None:
         flag = "--" + needs_batch[0].replace("_", "-")
         found.append(Problem(f"{flag} without a batch size", "samples per iteration", "--global-batch-size"))
-    if not re.fullmatch(r"(\d+(,\d+)*)?", arguments.samples):
+    if not re.fullmatch(r"(\d{1,18}(,\d{1,18})*)?", arguments.samples):
         found.append(Problem(f"--samples {arguments.samples}", "numbers separated by commas", "--samples"))
     return found
 

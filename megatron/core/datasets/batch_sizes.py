@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from megatron.core.config.numbers import shortened, whole_number
+
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -60,12 +62,12 @@ def parse_schedule(text: str, sequence_length: int) -> BatchSizes:
     """
     steps = []
     for word in text.split():
-        threshold, colon, size = word.partition(":")
+        threshold, _, size_text = word.partition(":")
         unit = _UNITS.get(threshold[-1:].upper(), 1)
-        digits = threshold[:-1] if unit > 1 else threshold
-        if not colon or not size.isdecimal() or int(size) < 1 or not digits.isdecimal():
-            raise ValueError(f"{word} is not THRESHOLD:SIZE")
-        steps.append((int(digits) * unit // sequence_length, int(size)))
+        count, size = whole_number(threshold[:-1] if unit > 1 else threshold), whole_number(size_text)
+        if count is None or size is None or count < 0 or size < 1:
+            raise ValueError(f"{shortened(word)} is not THRESHOLD:SIZE")
+        steps.append((count * unit // sequence_length, size))
     if not steps or text.split()[0].partition(":")[0] != "0":
         raise ValueError("the first threshold is not 0")
     if any(low >= high for (low, _), (high, _) in zip(steps, steps[1:], strict=False)):

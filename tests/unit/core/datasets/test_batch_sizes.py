@@ -46,7 +46,8 @@ def test_schedule_in_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5:2", "0:2 x:4", "0:2 4", "0:0", "0:2 9:4 9:8", "0:2 9:4 8:8", "0:-2", "0:2 1:4"]
+    "text",
+    ["", "5:2", "0:2 x:4", "0:2 4", "0:0", "0:2 9:4 9:8", "0:2 9:4 8:8", "0:-2", "0:2 1:4", f"0:2 {'9' * 5000}T:4"],
 )
 def test_schedule_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="THRESHOLD|0|ascend"):

@@ -62,7 +62,10 @@ def test_one_process_needs_no_local_rank():
         ({"RANK": "8"}, "given RANK=8 with WORLD_SIZE=8 in the environment; needed: 0 to 7; change: RANK"),
         ({"RANK": "-1"}, "RANK=-1 with WORLD_SIZE=8"),
         ({"RANK": "five"}, "given RANK=five in the environment; needed: a whole number"),
-        ({"RANK": "9" * 5000}, f"given RANK={'9' * 40}... (5000 characters) in the environment; needed: a whole number"),
+        (
+            {"RANK": "9" * 5000},
+            f"given RANK={'9' * 40}... (5000 characters) in the environment; needed: a whole number",
+        ),
         ({"WORLD_SIZE": "9" * 18}, "given WORLD_SIZE=999999999999999999 in the environment; needed: 1 to 1048576"),
         ({"RANK": None}, "WORLD_SIZE=8 without RANK"),
         ({"WORLD_SIZE": None}, "RANK=5 without WORLD_SIZE"),
@@ -105,7 +108,8 @@ def test_all_contradictions_are_listed_at_once():
 
 
 @pytest.mark.parametrize(
-    ("environment", "rank"), [({}, 0), ({"RANK": "3"}, 3), ({"RANK": "x"}, 0), ({"SLURM_PROCID": "2"}, 2)]
+    ("environment", "rank"),
+    [({}, 0), ({"RANK": "3"}, 3), ({"RANK": "x"}, 0), ({"RANK": "9" * 5000}, 0), ({"SLURM_PROCID": "2"}, 2)],
 )
 def test_rank_for_messages_never_fails(environment: dict[str, str], rank: int):
     assert rank_or_zero(environment) == rank
