@@ -24,6 +24,9 @@ from megatron.core.config.errors import ConfigError, DamagedInputError, Problem
 
 logger = logging.getLogger(__name__)
 
+_RECORDED = {"dtype", "shape", "sha256"}
+"""What the checksum file says of each array."""
+
 
 def array_digest(array: NDArray) -> str:
     """SHA-256, in hex, of the raw little-endian values of an array in C order; type and shape do not enter."""
@@ -137,8 +140,9 @@ class CacheEntry:
             content = json.loads(path.read_bytes())
         except ValueError as error:
             raise DamagedInputError(f"{path}: not JSON: {error}") from error
-        complete = isinstance(content, dict) and set(self.names) <= set(content.get("arrays", ()))
-        if not complete or "content" not in content:
+        arrays = content.get("arrays") if isinstance(content, dict) and "content" in content else None
+        listed = [arrays.get(name) if isinstance(arrays, dict) else None for name in self.names]
+        if not all(isinstance(each, dict) and _RECORDED <= each.keys() for each in listed):
             raise DamagedInputError(f"{path}: does not list {', '.join(self.names)}")
         return content
 

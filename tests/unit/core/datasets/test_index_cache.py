@@ -74,6 +74,16 @@ DAMAGE = {
     "another array": ("a_index.npy", lambda p: np.save(p, np.zeros(3)), "checksum file says otherwise"),
     "checksums": ("checksums.json", lambda p: p.write_bytes(b"{"), "not JSON"),
     "checksums of something else": ("checksums.json", lambda p: p.write_bytes(b'{"content": "x"}'), "does not list"),
+    "checksums of no array": (
+        "checksums.json",
+        lambda p: p.write_bytes(p.read_bytes().replace(b'"dtype"', b'"dtxpe"')),
+        "does not list",
+    ),
+    "checksums as names": (
+        "checksums.json",
+        lambda p: p.write_bytes(b'{"content": "content 1", "arrays": ["a_index", "b_index"]}'),
+        "does not list",
+    ),
 }
 
 
