@@ -18,6 +18,7 @@ from megatron.core.models.hybrid.hybrid_model import build_hybrid_chunks
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import OpTable, build_table
 from megatron.core.optimizer.distrib_optimizer import Optimizer
+from megatron.core.parallel_state import set_process_groups
 from megatron.core.process_groups.collectives import gather_objects
 from megatron.core.process_groups.groups import Placement, ProcessGroups, create_process_groups, gather_nodes
 from megatron.core.process_groups.ordered_reduce import FloatSums, NativeSums, OrderedSums
@@ -110,6 +111,8 @@ class Run:
 def build_run(config: RunConfig, launch: Launch) -> Run:
     """Join the other ranks and build everything; ``config`` is resolved and validated, and the same on every rank.
 
+    From here to ``stop_process_group``, ``megatron.core.parallel_state`` answers for the groups of this run.
+
     Raises:
         ConfigError: something that only shows now does not fit (device, ops, size of the data).
         DamagedInputError: a tokenizer or data file is missing or damaged.
@@ -125,6 +128,7 @@ def build_run(config: RunConfig, launch: Launch) -> Run:
     placement = Placement(nodes=gather_nodes(host_name()), block=layout.block, expert_block=layout.expert_block)
     topology = topology_of(config, launch.world_size)
     groups = create_process_groups(topology, device, placement, asked.distributed_timeout_minutes)
+    set_process_groups(groups)
     return assemble_run(config, tokenizer, ops, groups, launch, backend if launch.world_size > 1 else "none")
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.core.config.errors import ConfigError, Problem
+from megatron.core.parallel_state import destroy_model_parallel
 from megatron.training.setup.environment import Launch, export
 
 RESOLVE_S = 60.0
@@ -112,6 +113,7 @@ def stop_process_group() -> None:
     exception", SIGABRT), and a run that finished would be taken for one that failed. What a run is made of refers to
     itself in circles.
     """
+    destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()

@@ -11,7 +11,12 @@ import pytest
 from megatron import core
 from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
+from megatron.training.loop.build import build_run
+from megatron.training.setup.command_line import start_up
+from megatron.training.setup.distributed import stop_process_group
+from megatron.training.setup.environment import Launch
 from tests.support.ranks import groups_for_test
+from tests.support.settings import SMALL
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +63,11 @@ def test_public_names_load_on_first_use() -> None:
 def test_unknown_names_are_unknown() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = core.no_such_name
+
+
+def test_a_run_answers_for_its_groups_until_it_is_left() -> None:
+    """What the advice says: a run that was started the usual way can be asked."""
+    run = build_run(start_up([*SMALL, "--seq-length", "16"], {}).config, Launch())
+    assert parallel_state.process_groups() is run.groups
+    stop_process_group()
+    assert not parallel_state.model_parallel_is_initialized()
