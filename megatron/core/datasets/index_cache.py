@@ -142,7 +142,7 @@ class CacheEntry:
             raise DamagedInputError(f"{path}: not JSON: {error}") from error
         arrays = content.get("arrays") if isinstance(content, dict) and "content" in content else None
         listed = [arrays.get(name) if isinstance(arrays, dict) else None for name in self.names]
-        if not all(isinstance(each, dict) and _RECORDED <= each.keys() for each in listed):
+        if not all(isinstance(each, dict) and each.keys() >= _RECORDED for each in listed):
             raise DamagedInputError(f"{path}: does not list {', '.join(self.names)}")
         return content
 
