@@ -77,3 +77,25 @@ def test_without_poison_the_step_is_taken() -> None:
     world, flags, pattern = LAYOUTS["DP2"]
     ranks = run_ranks(world, _poisoned_step, f"--hybrid-layer-pattern '{pattern}' {flags}", False)
     assert all(not message and not unmoved and steps == 1 for message, unmoved, steps, _ in ranks)
+
+
+def _poisoned_evaluation(flags: str) -> str:
+    """An evaluation behind a step that left NaN in the weights."""
+    run = build_here(f"{flags} --eval-interval 1 --eval-iters 1")
+    run.step.run(run.reader(run.splits.train), 1, 0)
+    for chunk in run.chunks:
+        for param in chunk.model_parameters():
+            param.data.fill_(float("nan"))
+    with pytest.raises(TrainingStoppedError) as stopped:
+        run.step.evaluate(run.valid_reader(), 1, 1, 0)
+    return str(stopped.value)
+
+
+def test_an_evaluation_that_stops_does_not_say_that_the_step_was_not_taken() -> None:
+    world, flags, pattern = LAYOUTS["DP2"]
+    (message,) = set(run_ranks(world, _poisoned_evaluation, f"--hybrid-layer-pattern '{pattern}' {flags}"))
+    assert message.startswith(
+        "evaluation after iteration 1: the loss of logical shard 0, micro-batch 0 is nan (rank 0)"
+    )
+    assert "iteration before" not in message
+    assert "--ckpt-step" in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -52,8 +53,10 @@ def start_losses(
     iteration: int,
     *,
     check: bool = True,
+    training: bool = True,
 ) -> Callable[[], StepLosses]:
-    """Combine the reports of all micro-batches of a step; the host waits for them when it calls the result.
+    """Combine the reports of all micro-batches of a step, or of a batch of an evaluation (``training`` off); the host
+    waits for them when it calls the result.
 
     ``reports[chunk][pass][micro-batch]`` are this rank's; its pass p is logical shard p * DP + its rank. Values travel
     as fp64, which holds every fp32 and every count exactly; a value comes from the one stage that owns it, and
@@ -74,20 +77,18 @@ def start_losses(
     @functools.cache
     def losses() -> StepLosses:
         shards = by_rank().transpose(0, 1).flatten(0, 1).tolist()
-        return _add_up(shards, expected, groups, iteration, check=check)
+        if check:
+            _require_finite(shards, groups, iteration, training=training)
+        return _add_up(shards, expected)
 
     return losses
 
 
-def _add_up(
-    shards: list[list[list[float]]], expected: ReportedLayers, groups: ProcessGroups, iteration: int, *, check: bool
-) -> StepLosses:
+def _add_up(shards: list[list[list[float]]], expected: ReportedLayers) -> StepLosses:
     sums, tokens = [0.0] * (1 + expected.depths), [0] * (1 + expected.depths)
     layer_sums = dict.fromkeys(expected.names, 0.0)
-    for shard, microbatches in enumerate(shards):
-        for index, values in enumerate(microbatches):
-            if check:
-                _require_finite(values[0], shard, index, groups, iteration)
+    for microbatches in shards:
+        for values in microbatches:
             for depth in range(1 + expected.depths):
                 sums[depth] += values[2 * depth]
                 tokens[depth] += int(values[2 * depth + 1])
@@ -136,12 +137,23 @@ def _pack(
     return packed.view(passes, num_microbatches, expected.width, 2)
 
 
-def _require_finite(loss_sum: float, shard: int, index: int, groups: ProcessGroups, iteration: int) -> None:
-    if loss_sum - loss_sum == 0.0:
+def _require_finite(shards: list[list[list[float]]], groups: ProcessGroups, iteration: int, *, training: bool) -> None:
+    sums = ((shard, index, values[0]) for shard, reports in enumerate(shards) for index, values in enumerate(reports))
+    found = next((each for each in sums if not math.isfinite(each[2])), None)
+    if found is None:
         return
+    shard, index, loss_sum = found
     topology = groups.topology
     rank = topology.rank(tp=0, dp=shard % topology.dp, pp=topology.pp - 1)
+    when = f"iteration {iteration}" if training else f"evaluation after iteration {iteration}"
+    rest = (
+        after_not_finite(iteration)
+        if training
+        else (
+            "nothing was updated, but the weights are those that this iteration left; go on from an earlier checkpoint "
+            "(--load, --ckpt-step) with a smaller --lr or --clip-grad"
+        )
+    )
     raise TrainingStoppedError(
-        f"iteration {iteration}: the loss of logical shard {shard}, micro-batch {index} is {loss_sum} (rank {rank}); "
-        f"{after_not_finite(iteration)}"
+        f"{when}: the loss of logical shard {shard}, micro-batch {index} is {loss_sum} (rank {rank}); {rest}"
     )

@@ -118,7 +118,11 @@ class TrainStep:
 
     def evaluate(self, reader: BatchReader, batches: int, iteration: int, consumed_samples: int) -> dict[str, float]:
         """Mean loss per token over ``batches`` global batches of an evaluation, from ``consumed_samples`` of the
-        validation data on; nothing is updated and no noise is drawn."""
+        validation data on; nothing is updated and no noise is drawn.
+
+        Raises:
+            TrainingStoppedError: a loss is not finite; on every rank.
+        """
         self.settle()
         total, tokens, batch_size = 0.0, 0, self.shape.evaluation.batch_size
         for number in range(batches):
@@ -156,4 +160,6 @@ class TrainStep:
             [[by_place[chunk, shard, i] for i in range(num_microbatches)] for shard in shape.shards]
             for chunk in range(len(self.chunks))
         ]
-        return start_losses(reports, shape.reported, self.groups, iteration, check=shape.stop_on_non_finite)
+        return start_losses(
+            reports, shape.reported, self.groups, iteration, check=shape.stop_on_non_finite, training=training
+        )
