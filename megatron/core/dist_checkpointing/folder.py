@@ -25,7 +25,7 @@ from pathlib import Path
 
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.dist_checkpointing.facts import FACTS_FILE
-from megatron.core.dist_checkpointing.regular_file import read_regular
+from megatron.core.dist_checkpointing.regular_file import kind_of, read_regular
 
 MARKER_FILE = "latest_checkpointed_iteration.txt"
 _NAME = re.compile(r"iter_(\d{7,})")
@@ -133,7 +133,7 @@ def _find(root: Path, iteration: int | None) -> Path | None:
     if found is not None:
         return found
     folder, others = iteration_folder(root, wanted), complete_iterations(root)
-    state = f"is not complete ({FACTS_FILE} is missing)" if folder.exists() else "is not there"
+    state = f"is not complete ({FACTS_FILE} is {kind_of(folder / FACTS_FILE)})" if folder.exists() else "is not there"
     named = "--ckpt-step names it" if iteration is not None else f"{root / MARKER_FILE} names it"
     more = f"; --ckpt-step takes one of {', '.join(map(str, others))}" if others else ""
     raise DamagedInputError(f"{folder} {state}, and {named}{more}")

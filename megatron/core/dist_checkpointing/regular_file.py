@@ -7,11 +7,27 @@ import io
 import stat
 from pathlib import Path
 
-_OTHERS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_FILE, _NOTHING = "a file", "missing"
+_KINDS = {
+    stat.S_IFREG: _FILE,
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class NoFileError(OSError):
     """Something is there that is no file; says what."""
+
+
+def kind_of(path: Path) -> str:
+    """What is there, as a word for a message; of a symbolic link what it names. "missing": nothing."""
+    try:
+        return _KINDS[stat.S_IFMT(path.stat().st_mode)]
+    except (FileNotFoundError, NotADirectoryError):
+        return _NOTHING
 
 
 def open_regular(path: Path) -> io.FileIO:
@@ -19,11 +35,11 @@ def open_regular(path: Path) -> io.FileIO:
 
     Raises:
         OSError: it cannot be opened.
-        NoFileError: it is a FIFO, a socket or a device, and is left alone.
+        NoFileError: it is a directory, a FIFO, a socket or a device, and is left alone.
     """
-    other = _OTHERS.get(stat.S_IFMT(path.stat().st_mode))
-    if other is not None:
-        raise NoFileError(f"it is {other}, not a file")
+    kind = kind_of(path)
+    if kind not in (_FILE, _NOTHING):
+        raise NoFileError(f"it is {kind}, not a file")
     return path.open("rb", buffering=0)
 
 

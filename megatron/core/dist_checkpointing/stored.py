@@ -18,8 +18,9 @@ from megatron.core.config.errors import DamagedInputError
 from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, Facts, file_problem, read_facts
 from megatron.core.dist_checkpointing.flat_tensor import TensorFacts
-from megatron.core.dist_checkpointing.folder import find_checkpoint
+from megatron.core.dist_checkpointing.folder import MARKER_FILE, find_checkpoint
 from megatron.core.dist_checkpointing.reader import read_metadata
+from megatron.core.dist_checkpointing.regular_file import kind_of
 from megatron.core.dist_checkpointing.writer import METADATA_FILE, Place
 
 _Item = TypeVar("_Item")
@@ -37,14 +38,17 @@ def checkpoint_in(folder: Path) -> Path:
     Raises:
         DamagedInputError: it is neither.
     """
+    facts = folder / FACTS_FILE
     try:
-        if (folder / FACTS_FILE).is_file():
+        if facts.is_file():
             return folder
+        if not folder.is_dir():
+            raise DamagedInputError(f"{folder} is {kind_of(folder)}")
+        found = find_checkpoint(folder)
+        if found is None:
+            raise DamagedInputError(f"{facts} is {kind_of(facts)}, and there is no {MARKER_FILE}")
     except OSError as error:
         raise DamagedInputError(f"{folder} cannot be read: {error}") from error
-    found = find_checkpoint(folder) if folder.is_dir() else None
-    if found is None:
-        raise DamagedInputError(f"{folder} is not a checkpoint: it has no {FACTS_FILE}")
     return found
 
 

@@ -145,7 +145,9 @@ def test_damaged_facts_and_other_folders_are_no_checkpoint(tmp_path: Path) -> No
     assert outcome.facts["damaged_files"] == [FACTS_FILE]
     assert FACTS_FILE in outcome.verdict
     assert diff_checkpoints(folder, folder).exit == Exit.DAMAGED
-    assert verify_checkpoint(tmp_path / "nowhere").exit == Exit.DAMAGED
+    outcome = verify_checkpoint(tmp_path / "nowhere")
+    assert outcome.exit == Exit.DAMAGED
+    assert outcome.verdict == f"not a checkpoint: {tmp_path / 'nowhere'} is missing"
 
 
 def test_same_content_from_two_layouts(tmp_path: Path) -> None:
@@ -346,7 +348,7 @@ def test_tool_runs_as_a_program(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools/checkpoint/inspect.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert "is not a checkpoint" in done.stderr
+    assert "metadata.json is missing, and there is no latest_checkpointed_iteration.txt" in done.stderr
 
 
 def test_script_of_the_documentation_reads_a_checkpoint(

@@ -12,9 +12,10 @@ import pytest
 from megatron.core.config.errors import DamagedInputError
 from megatron.core.dist_checkpointing.entry import EntryReader
 from megatron.core.dist_checkpointing.facts import FACTS_FILE, file_problem, read_facts
-from megatron.core.dist_checkpointing.folder import MARKER_FILE, newest_iteration, write_synced
+from megatron.core.dist_checkpointing.folder import MARKER_FILE, find_checkpoint, newest_iteration, write_synced
 from megatron.core.dist_checkpointing.reader import read_metadata
 from megatron.core.dist_checkpointing.regular_file import open_regular, read_regular
+from megatron.core.dist_checkpointing.stored import checkpoint_in
 from megatron.core.dist_checkpointing.writer import METADATA_FILE, Place
 
 
@@ -24,6 +25,7 @@ def make_socket(path: Path) -> None:
 
 
 OTHERS: dict[str, Callable[[Path], None]] = {
+    "a directory": Path.mkdir,
     "a FIFO": os.mkfifo,
     "a socket": make_socket,
     "a device": lambda path: path.symlink_to("/dev/zero"),
@@ -59,6 +61,25 @@ def test_whoever_reads_of_a_checkpoint_names_what_is_no_file(
         with pytest.raises(DamagedInputError) as caught:
             read()
         assert str(caught.value) == f"{name} {words}"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_checkpoint_without_facts_says_what_is_in_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("iter_0000004")
+    folder.mkdir()
+    OTHERS[kind](folder / FACTS_FILE)
+    with pytest.raises(DamagedInputError) as caught:
+        checkpoint_in(folder)
+    assert str(caught.value) == f"iter_0000004/metadata.json is {kind}, and there is no {MARKER_FILE}"
+    Path(MARKER_FILE).write_text("4")
+    with pytest.raises(DamagedInputError, match=rf"^iter_0000004 is not complete \(metadata.json is {kind}\), and "):
+        find_checkpoint(Path())
+    OTHERS[kind](Path("other"))
+    with pytest.raises(DamagedInputError, match=rf"^other( is {kind}|/metadata.json is missing, and .*)$"):
+        checkpoint_in(Path("other"))
 
 
 def test_nobody_waits_for_a_reader_of_what_is_written(tmp_path: Path) -> None:
