@@ -18,12 +18,13 @@ from megatron.training.config.checkpoint import CheckpointConfig
 from megatron.training.config.data import TokenizerConfig
 from megatron.training.config.run import RunConfig
 
-_OF_FIRST_RANK = ("--run-dir", "--tensorboard-dir")
+_OF_LAST_RANK = ("--run-dir", "--tensorboard-dir")
 
 
-def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
+def folder_problems(config: RunConfig, rank: int = 0, world_size: int = 1) -> list[Problem]:
     """Paths that cannot be the folders they are named as; a folder that is not there yet is made later. What only the
-    first rank writes need not be writable for others."""
+    last rank writes need not be writable for others; the first one looks at it too, as its list is to be complete."""
+    looks = rank in (0, world_size - 1)
     written = {
         "--save": config.checkpoint.save,
         "--run-dir": config.logging.run_dir,
@@ -35,8 +36,8 @@ def folder_problems(config: RunConfig, rank: int = 0) -> list[Problem]:
     read = {"--load": config.checkpoint.load, "--pretrained-checkpoint": config.checkpoint.pretrained_checkpoint}
     problems = []
     for flag, path in {**written, **read}.items():
-        write = flag in written and (rank == 0 or flag not in _OF_FIRST_RANK)
-        reason = None if path is None else unusable(path, write=write, try_it=rank == 0)
+        write = flag in written and (looks or flag not in _OF_LAST_RANK)
+        reason = None if path is None else unusable(path, write=write, try_it=looks)
         if reason is not None:
             needed = "a folder that can be written, or a new one" if flag in written else "a folder that can be read"
             change = f"{flag} to the name of another folder, or leave it out"

@@ -75,7 +75,7 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
         launch = find_launch(environment)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from error
-    folders = folder_problems(parsed.config, launch.rank)
+    folders = folder_problems(parsed.config, launch.rank, launch.world_size)
     asked = parsed.config.checkpoint
     source = None if folders or (asked.ckpt_step or 0) < 0 else find_source(asked)
     world_size = parsed.config.distributed.dry_run_world_size or launch.world_size

@@ -38,7 +38,9 @@ def test_a_folder_that_cannot_be_written(flag: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     (problem,) = folder_problems(given(flag, f"{tmp_path}/new"))
     assert problem.given == f"{flag} {tmp_path}/new, where {tmp_path} cannot be written"
-    assert bool(folder_problems(given(flag, str(tmp_path)), rank=1)) == (flag not in ("--run-dir", "--tensorboard-dir"))
+    for rank, writes_all in ((0, True), (1, False), (2, True)):
+        refused = folder_problems(given(flag, str(tmp_path)), rank, world_size=3)
+        assert bool(refused) == (writes_all or flag not in ("--run-dir", "--tensorboard-dir")), "the last rank writes"
 
 
 @pytest.mark.parametrize("flag", WRITTEN)
