@@ -47,7 +47,7 @@ class Outcome:
         try:
             stream.require_written()
         except OSError as error:
-            print(f"error: standard output: {error}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr)
             return int(Exit.DAMAGED)
         return int(self.exit)
 

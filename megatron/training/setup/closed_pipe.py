@@ -55,10 +55,10 @@ class Outlasting:
         """Nobody has missed anything: all was written, or nobody wanted to read it.
 
         Raises:
-            OSError: some was not, as on a full disk.
+            OSError: some was not, as on a full disk; says that it is standard output.
         """
         if self._lost is not None and not isinstance(self._lost, BrokenPipeError):
-            raise self._lost
+            raise OSError(f"standard output: {self._lost}") from self._lost
 
     @contextlib.contextmanager
     def _living_on(self) -> Iterator[None]:

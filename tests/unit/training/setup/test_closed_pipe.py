@@ -40,6 +40,8 @@ from megatron.determinism.report import Exit, Outcome
 sys.exit(Outcome(exit=Exit.SAME, verdict="identical").print(sys.stdout, as_json=True))
 """
 
+FULL = "error: standard output: [Errno 28] No space left on device\n"
+
 
 def ended(program: str, *argv: str, cwd: Path, **streams: object) -> tuple[int, str]:
     """Exit code and standard error of a program."""
@@ -86,9 +88,9 @@ def test_on_a_full_disk_a_run_goes_on_and_a_tool_fails(tmp_path: Path):
         code, said = ended(TRAIN, *SMALL, cwd=tmp_path, stdout=full)
         assert (code, said.count("\n")) == (0, 1), said
         assert "standard output is lost (No space left on device)" in said
-        assert ended(TOOL, cwd=tmp_path, stdout=full) == (1, "error: [Errno 28] No space left on device\n")
+        assert ended(TOOL, cwd=tmp_path, stdout=full) == (1, FULL)
         code, said = ended(VERDICT, cwd=tmp_path, stdout=full)
-        assert (code, said) == (3, "error: standard output: [Errno 28] No space left on device\n")
+        assert (code, said) == (3, FULL)
 
 
 @pytest.mark.parametrize(("program", "argv", "code"), [(TRAIN, SMALL, 0), (TOOL, [], 5), (VERDICT, [], 0)])
