@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -33,6 +33,10 @@ class Outlasting:
         self._begun.text = rest
         self._put(lines + end)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """As ``TextIO.writelines``."""
+        self.write("".join(lines))
 
     def flush(self) -> None:
         """As ``TextIO.flush``; also what this thread has of a line."""

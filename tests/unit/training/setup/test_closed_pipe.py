@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,14 @@ def test_a_stream_with_a_reader_is_as_it_was():
     assert out.write("words") == 5
     out.flush()
     assert (plain.getvalue(), out.closed) == ("words", False)
+
+
+@pytest.mark.parametrize("write", [Outlasting.write, Outlasting.writelines])
+def test_whatever_writes_lives_on(write: Callable[[Outlasting, str], object]):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as unread:
+        write(Outlasting(unread), "a line\n")
 
 
 def test_threads_have_whole_lines():
