@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megatron.core.config.errors import DamagedInputError
 from megatron.core.ops.launch_table import TABLE_FILE, rows_declared_in, table_of
 
 MANIFEST = "tests/golden/kernel_manifest.json"
@@ -93,9 +94,24 @@ def digest(root: Path, paths: list[str]) -> str:
 
 
 def read(root: Path) -> dict[str, Entry]:
-    """The committed manifest; empty where there is none."""
+    """The committed manifest; empty where there is none.
+
+    Raises:
+        DamagedInputError: it is not JSON, or not of the form that ``record`` gives it.
+    """
     path = root / MANIFEST
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    try:
+        manifest = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if not isinstance(manifest, dict):
+            raise ValueError("it is no object with an entry for each kernel file")
+        for name, entry in manifest.items():
+            tests = entry.get("tests", []) if isinstance(entry, dict) else None
+            if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+                raise ValueError(f'the entry of {name} is no object with a list of files as "tests"')
+    except ValueError as error:
+        words = f"{MANIFEST} cannot be read: {error}; take it from a commit that passed, then record again"
+        raise DamagedInputError(words) from error
+    return manifest
 
 
 def write(root: Path, manifest: Mapping[str, Entry]) -> None:
@@ -157,7 +173,7 @@ def record(root: Path, manifest: Mapping[str, Entry], reason: str | None) -> tup
             refused.append(f"{path}: name files that test it under tests in {MANIFEST}")
             continue
         now = {"kernel": digest(root, [path]), "tested": digest(root, entry["tests"])}
-        alone = "kernel" in entry and entry["kernel"] != now["kernel"] and entry["tested"] == now["tested"]
+        alone = "kernel" in entry and entry["kernel"] != now["kernel"] and entry.get("tested") == now["tested"]
         if alone and not reason:
             refused.append(f"{path}: {_test_fault(root, path, entry)}")
             continue

@@ -7,13 +7,13 @@ A program of its own, ``python -m megatron.determinism.kernels``: the ops need t
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
+from megatron.core.config.errors import DamagedInputError
 from megatron.core.ops.availability import installed
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import Op
@@ -125,11 +125,8 @@ def main(argv: Sequence[str]) -> int:
             outcome = check_kernels(ALL_OPS, OPS_FOLDER, further=listed)
         else:
             outcome = record_kernels(ROOT, options.no_test_change)
-    except json.JSONDecodeError as error:
-        words = (
-            f"{kernel_manifest.MANIFEST} cannot be read: {error}; take it from a commit that passed, then record again"
-        )
-        outcome = Outcome(exit=Exit.NOT_COMPARABLE, verdict=words)
+    except DamagedInputError as error:
+        outcome = Outcome(exit=Exit.NOT_COMPARABLE, verdict=str(error))
     return outcome.print(sys.stdout, as_json=options.json)
 
 

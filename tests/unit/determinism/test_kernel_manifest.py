@@ -120,13 +120,20 @@ def test_entry_that_lacks_everything(root: Path):
     assert f"none is listed; name files that test it in {MANIFEST}" in found(root)[0]
     assert record_kernels(root, None).exit == Exit.SAME
     assert found(root) == []
+    write(root, {KERNEL: {"kernel": "of another day", "tests": [TEST]}})
+    assert record_kernels(root, None).exit == Exit.SAME
 
 
-def test_manifest_that_is_no_json_is_said(root: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    put(root, MANIFEST, "<<<<<<< mine\n{}\n")
+@pytest.mark.parametrize(
+    "text",
+    ["<<<<<<< mine\n{}\n", "[1]", "7", "9" * 5000, '{"a": 1}', '{"a": {"tests": "b"}}', '{"a": {"tests": [1]}}'],
+)
+def test_manifest_of_another_form_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch, capsys, text: str):
+    put(root, MANIFEST, text)
     monkeypatch.setattr(kernels, "ROOT", root)
     assert [kernels.main([action]) for action in ("check", "record")] == [Exit.NOT_COMPARABLE] * 2
-    assert f"{MANIFEST} cannot be read: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count(f"{MANIFEST} cannot be read: ") == said.count("\n") == 2
 
 
 def test_kernel_whose_tests_have_to_be_named(root: Path):
