@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import re
 import socket
 import sys
 import time
@@ -78,11 +79,12 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
 
 def _require_known_address(launch: Launch) -> None:
     """Wait until the meeting place's name is known here; torch would say so in a stack of its own, after its time-out.
+    "No such name" may change: that is what a cluster's name server says of a machine that is still starting.
 
     Raises:
-        ConfigError: it is still unknown after ``RESOLVE_S``.
+        ConfigError: it is still unknown after ``RESOLVE_S``, or it is no name.
     """
-    give_up = time.monotonic() + RESOLVE_S
+    give_up = time.monotonic() + (RESOLVE_S if _is_name(launch.master_addr) else 0.0)
     waiting = False
     while (reason := _why_unknown(launch.master_addr, launch.master_port)) is not None:
         given = f"MASTER_ADDR={launch.master_addr} for rank {launch.rank} of {launch.world_size} ({reason})"
@@ -90,7 +92,8 @@ def _require_known_address(launch: Launch) -> None:
             change = "MASTER_ADDR; for torchrun --master-addr, or --local-addr of the first machine with c10d"
             raise ConfigError([Problem(given, "a name or address that this machine can look up", change, local=True)])
         if not waiting and launch.local_rank == 0:
-            print(f"warning: {given}; trying for {RESOLVE_S:.0f} s", file=sys.stderr, flush=True)
+            words = f"trying for {RESOLVE_S:.0f} s: a machine that is starting gets its name late"
+            print(f"warning: {given}; {words}", file=sys.stderr, flush=True)
         waiting = True
         time.sleep(1.0)
 
@@ -103,6 +106,15 @@ def _why_unknown(host: str, port: int) -> str | None:
     except UnicodeError as error:
         return str(error)
     return None
+
+
+def _is_name(host: str) -> bool:
+    """Whether what cannot be looked up now may be a machine's name: ``http://a``, ``a:29500``, ``10.0.0.256`` never."""
+    try:
+        labels = host.encode("idna").decode().removesuffix(".").split(".")
+    except UnicodeError:
+        return False
+    return all(re.fullmatch(r"[\w-]+", label) for label in labels) and not labels[-1].isdecimal()
 
 
 def stop_process_group() -> None:

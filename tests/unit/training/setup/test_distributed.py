@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from megatron.core.config.errors import ConfigError
 from megatron.training.setup import distributed
 from megatron.training.setup.distributed import start_process_group
 from megatron.training.setup.environment import Launch
+
+STARTING = "a machine that is starting gets its name late"
 
 
 def test_a_meeting_place_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,9 +31,18 @@ def test_a_meeting_place_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch)
     assert problem.change.startswith("MASTER_ADDR or MASTER_PORT")
 
 
-@pytest.mark.parametrize("address", ["no-such-host.invalid", "two..dots", ""])
-def test_an_address_that_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(distributed, "RESOLVE_S", 0.0)
+@pytest.mark.parametrize(
+    ("address", "waits"),
+    [
+        *(("no-such-host.invalid", True), ("node_7", True), ("m\u00fcnchen.invalid.", True)),
+        *(("two..dots", False), ("", False), ("a" * 64, False), ("two words", False), ("node7:29500", False)),
+        *(("http://node7", False), ("10.0.0.256", False), ("fe80::g", False), ("node[1-4]", False)),
+    ],
+)
+def test_an_address_that_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch, address: str, waits: bool) -> None:
+    now = itertools.count(step=20.0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: unknown(host))
+    monkeypatch.setattr(distributed, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
     monkeypatch.setenv("MASTER_ADDR", address)
     launch = Launch(rank=1, world_size=2, local_rank=1, master_addr=address, source="torchrun")
     with pytest.raises(ConfigError) as refused:
@@ -37,6 +50,13 @@ def test_an_address_that_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch, 
     (problem,) = refused.value.problems
     assert problem.given.startswith(f"MASTER_ADDR={address} for rank 1 of 2 (")
     assert (problem.change.partition(";")[0], problem.local) == ("MASTER_ADDR", True)
+    assert next(now) == (80.0 if waits else 40.0)
+
+
+def unknown(host: str) -> None:
+    """As ``getaddrinfo`` with nobody to ask."""
+    host.encode("idna")
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
 def test_a_name_that_becomes_known_is_waited_for(
@@ -53,4 +73,6 @@ def test_a_name_that_becomes_known_is_waited_for(
     monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, **__: None)
     launch = Launch(rank=0, world_size=2, master_addr="soon", source="torchrun")
     assert start_process_group(launch, "gloo", torch.device("cpu"), 1) == "gloo"
-    assert capsys.readouterr().err == "warning: MASTER_ADDR=soon for rank 0 of 2 (unknown); trying for 60 s\n"
+    assert (
+        capsys.readouterr().err == f"warning: MASTER_ADDR=soon for rank 0 of 2 (unknown); trying for 60 s: {STARTING}\n"
+    )
