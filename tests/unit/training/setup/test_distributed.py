@@ -14,8 +14,6 @@ from megatron.training.setup import distributed
 from megatron.training.setup.distributed import start_process_group
 from megatron.training.setup.environment import Launch
 
-STARTING = "a machine that is starting gets its name late"
-
 
 def test_a_meeting_place_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -73,6 +71,5 @@ def test_a_name_that_becomes_known_is_waited_for(
     monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, **__: None)
     launch = Launch(rank=0, world_size=2, master_addr="soon", source="torchrun")
     assert start_process_group(launch, "gloo", torch.device("cpu"), 1) == "gloo"
-    assert (
-        capsys.readouterr().err == f"warning: MASTER_ADDR=soon for rank 0 of 2 (unknown); trying for 60 s: {STARTING}\n"
-    )
+    said = "trying for 60 s: a machine that is starting gets its name late"
+    assert capsys.readouterr().err == f"warning: MASTER_ADDR=soon for rank 0 of 2 (unknown); {said}\n"
