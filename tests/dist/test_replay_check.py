@@ -33,6 +33,7 @@ LAYOUTS = {
     "pp": f"--hybrid-layer-pattern ME|*- --pipeline-model-parallel-size 2 --global-batch-size 4 {NOISY}",
     "tp_ep": "--hybrid-layer-pattern ME* --tensor-model-parallel-size 2 --sequence-parallel "
     f"--expert-model-parallel-size 2 --expert-tensor-parallel-size 1 --global-batch-size 2 {NOISY}",
+    "chunks_with_one_table": f"--hybrid-layer-pattern M|-/E --global-batch-size 2 {NOISY}",
 }
 CHECK = " --replay-check-interval 2"
 

@@ -38,13 +38,16 @@ def probe_modules(chunk: torch.nn.Module, recorder: Recorder, *, parts: bool = T
     global name.
 
     Without ``parts`` a module that is made of nothing but modules without children (a mixer of its projections and
-    norm) is taken as one.
+    norm) is taken as one. One that the recorder listens to already, as a part of another chunk too, is left alone.
     """
     inner = set() if parts else _parts(chunk)
     return [
         Probed(module, _recorded(name, module.forward, recorder))
         for name, module in chunk.named_modules()
-        if name and name not in inner and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+        if name
+        and name not in inner
+        and not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+        and getattr(module.forward, "recorder", None) is not recorder
     ]
 
 
@@ -75,6 +78,7 @@ def _recorded(name: str, forward: Callable[..., Any], recorder: Recorder) -> Cal
             _watch_gradients(name, given, made, recorder)
         return output
 
+    call.recorder = recorder  # type: ignore[attr-defined]
     return call
 
 
