@@ -15,6 +15,7 @@ kernels record               take over the digests of changed kernels and their 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import importlib.util
 import math
@@ -29,6 +30,9 @@ from megatron.determinism.report import Exit
 from megatron.determinism.trace_commands import COMMANDS, TAKE_LAUNCH, run_trace_command
 from megatron.determinism.verify import default_folder, verify
 from megatron.training.setup.closed_pipe import outlasting_readers
+
+_SET_SIGNAL_OF_PARENTS_END = 1
+"""PR_SET_PDEATHSIG of linux/prctl.h."""
 
 
 @outlasting_readers()
@@ -48,9 +52,8 @@ def run(argv: Sequence[str]) -> int:
     if options.command in ("kernels", "checkpoint"):
         # A process of its own: both need torch, which takes seconds to load.
         module = f"megatron.determinism.{options.command}"
-        return ended_by(
-            subprocess.run([sys.executable, "-m", module, *own[1:]], check=False).returncode, options.command
-        )
+        command = [sys.executable, "-m", module, *own[1:]]
+        return ended_by(subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode, options.command)
     if not launch:
         parser.error(f"{options.command} needs the command to run, after --")
     if options.command == "tax":
@@ -94,6 +97,12 @@ def _run_tax(options: argparse.Namespace, launch: Sequence[str], parser: argpars
         limit_s=options.limit_s,
     )
     return tax(launch, folder, request).print(sys.stdout, as_json=options.json)
+
+
+def end_with_parent() -> None:
+    """In a process that is being started: it ends with the one that starts it, also where that is killed (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_SIGNAL_OF_PARENTS_END, signal.SIGKILL)
 
 
 def ended_by(code: int, command: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from megatron.determinism import __main__ as command
 from megatron.determinism.command_line import EXIT_CODES
 from tests.support.fingerprints import record, write_folder
+from tests.support.processes import ends, number_in
 from tests.unit.determinism.test_verify import launch
 
 
@@ -85,6 +87,18 @@ def test_console_script_ends_with_the_exit_code(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SystemExit) as caught:
         command.main()
     assert caught.value.code == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with the one that started them")
+def test_the_process_of_a_command_ends_with_it_when_it_is_killed(tmp_path: Path):
+    python, number = tmp_path / "python", tmp_path / "number"
+    python.write_text(f"#!/bin/sh\necho $$ > {number}\nexec sleep 900\n")
+    python.chmod(0o755)
+    program = "import sys; from megatron.determinism.__main__ import main; sys.executable = sys.argv.pop(1); main()"
+    with subprocess.Popen([sys.executable, "-c", program, str(python), "checkpoint", "verify", "a"]) as outer:
+        inner = number_in(number)
+        outer.kill()
+    assert ends(inner)
 
 
 @pytest.mark.parametrize("name", ["compare", "verify", "bisect", "tax"])

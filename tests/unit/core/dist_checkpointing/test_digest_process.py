@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 
 from megatron.core.dist_checkpointing.digest_process import Digester, DigesterLostError, DigestHere, DigestProcess
 from megatron.core.dist_checkpointing.flat_tensor import StoredPiece, TensorFacts, digests_of
+from tests.support.processes import ends, runs
 
 ROOT = Path(__file__).resolve().parents[4]
 FACTS = TensorFacts(dtype="float32", shape=(3, 500), shards=3, name="layer.weight")
@@ -64,17 +64,6 @@ def test_it_ends_when_whoever_started_it_is_killed() -> None:
     command = [sys.executable, "-c", LEFT_ALONE]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
         process = int(starter.stdout.readline())
-        assert exists(process)
+        assert runs(process)
         starter.kill()
-    end = time.monotonic() + 60
-    while exists(process) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not exists(process)
-
-
-def exists(process: int) -> bool:
-    """Whether it runs; one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    assert ends(process)
