@@ -115,9 +115,8 @@ def ended_by(code: int, command: str) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    if sys.argv[1:2] != ["tax"]:
-        # As Ctrl-C does; the legs of tax run in threads, which would first run to their end.
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # As Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -8,7 +8,6 @@ import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,7 +133,7 @@ def _run_pairs(legs: Legs, rounds: _Rounds, names: Sequence[str], pairs: Sequenc
     """The legs ``names`` of some pairs, each pair in a place of its own. All places begin a leg together, so that none
     starts up while another is measured; half of them have the other order."""
     orders = {pair: round_order(names, sum(divmod(pair, legs.places))) for pair in pairs}
-    with ThreadPoolExecutor(legs.places) as threads:
+    with legs.threads() as threads:
         for turn in range(len(names)):
             list(threads.map(lambda pair, at=turn: _run_one(legs, rounds, orders[pair][at], pair), pairs))
 
@@ -156,7 +155,7 @@ def _run_one(legs: Legs, rounds: _Rounds, name: str, pair: int) -> None:
 
 def _profile(legs: Legs, rounds: _Rounds) -> dict[str, dict[str, Any]]:
     """What a leg of each kind uses."""
-    with ThreadPoolExecutor(legs.places) as threads:
+    with legs.threads() as threads:
         found = threads.map(
             lambda place, name: legs.profile(f"profile_{name}", FLAGS[name], rounds.legs[name][0], place % legs.places),
             range(len(FLAGS)),

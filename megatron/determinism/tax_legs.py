@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,15 @@ class Legs:
     folder: Path
     warm_up: int | None
     gpu_sets: Sequence[str] = ()
+    _over: threading.Event = field(default_factory=threading.Event, init=False)
+
+    @contextlib.contextmanager
+    def threads(self) -> Iterator[ThreadPoolExecutor]:
+        """Threads that run legs, one a place. What ends the block before its end stops the legs under way."""
+        with ThreadPoolExecutor(self.places) as threads, contextlib.ExitStack() as failing:
+            failing.callback(self._over.set)
+            yield threads
+            failing.pop_all()
 
     @property
     def places(self) -> int:
@@ -94,8 +106,10 @@ class Legs:
                 words += [flag, str(leg / folder)]
         began = time.monotonic()
         left = leg / RUN_DIR / MANIFEST_FILE
-        failure = run_leg(words, leg / "output.log", self._environment(place), leaves=left)
+        failure = run_leg(words, leg / "output.log", self._environment(place), self._over.is_set, leaves=left)
         wall_s = time.monotonic() - began
+        if self._over.is_set():
+            raise _damaged(f"{name} was stopped")
         # One write a line: print writes the text and its end apart, and legs beside this one end at the same time.
         sys.stderr.write(f"{name} ... {'failed' if failure else 'done'} in {wall_s:.0f} s\n")
         sys.stderr.flush()

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from megatron.determinism.leg_log import read_failure
+from tools.bench.ended import run_to_end
+from tools.command_line import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1"
@@ -58,7 +60,7 @@ def train(gpus: int, layout: str, folder: Path, *flags: str) -> str:
     command += ["pretrain_hybrid.py", *RECIPE.split(), *LAYOUTS[layout].split(), "--save", str(folder), *flags]
     log = folder.with_suffix(".log")
     with log.open("w", encoding="utf-8") as out:
-        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False)
+        done = run_to_end(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
     if done.returncode:
         failure = read_failure(log, done.returncode)
         raise RuntimeError("\n".join((f"{layout} {' '.join(flags)}: exit {failure.code}", *failure.words)))
@@ -171,4 +173,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_tool(main, sys.argv[1:]))

@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,8 @@ from megatron.core.process_groups.collectives import all_gather, all_to_all, all
 from megatron.core.process_groups.groups import Group, create_process_groups
 from megatron.core.process_groups.ordered_reduce import OrderedSums
 from megatron.core.process_groups.topology import plan_topology
+from tools.bench.ended import run_to_end
+from tools.command_line import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP, REPEATS = 4, 25
@@ -240,8 +241,8 @@ def main(arguments: list[str]) -> int:
         return 2
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["-m", "tools.bench.collectives", "--started", *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    return run_to_end(command, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_tool(main, sys.argv[1:]))

@@ -34,9 +34,10 @@ from megatron.determinism.compare import compare
 from megatron.determinism.leg_log import read_failure
 from megatron.determinism.report import Exit
 from megatron.training.setup.environment import read_environment
-from tools.bench.ended import stop
+from tools.bench.ended import stop, unwound
 from tools.bench.one_node_plan import MODEL, SHARED, TINY, Launch, Plan, flags_of, plan, proxies
 from tools.bench.one_node_report import NAME, table, write_report
+from tools.command_line import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 PROXY = "examples/nemotron3_nano_proxy.sh"
@@ -160,7 +161,7 @@ class Session:
         if code is None and not late:
             return
         if code is None:
-            stop(running.process)
+            stop([running.process])
         self.running.remove(running)
         running.log.close()
         folder, seconds = self.folder(running.launch.name), time.monotonic() - running.began
@@ -303,27 +304,27 @@ def chosen(whole: Plan, only: str) -> list[Launch]:
     return [launch for launch in whole.launches if launch.name in names]
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
     """Run, print and write; the exit code says whether every promise was kept."""
-    options = parse()
+    options = parse(words)
     options.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="one_node_"))
     session = Session(options, work)
     launches = chosen(options.plan, options.only)
     print(f"{len(launches)} launches, {options.place}, {options.at_once} at once", flush=True)
-    try:
-        session.run(launches)
-        session.run(proxies(options.gpus, options.proxy))
-        facts = session.write()
-        write_report(options.out, facts)
-        print(table(facts))
-    finally:
-        for running in session.running:
-            stop(running.process)
-        shutil.rmtree(work, ignore_errors=True)
+    with unwound():
+        try:
+            session.run(launches)
+            session.run(proxies(options.gpus, options.proxy))
+            facts = session.write()
+            write_report(options.out, facts)
+            print(table(facts))
+        finally:
+            stop(running.process for running in session.running)
+            shutil.rmtree(work, ignore_errors=True)
     seen = [launch["good"] for launch in facts["launches"].values()]
-    sys.exit(False in seen or True not in seen)
+    return int(False in seen or True not in seen)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main, sys.argv[1:]))

@@ -30,7 +30,9 @@ import torch
 from megatron.core.digest.bits import same_bits
 from megatron.core.ops.catalog import ALL_OPS
 from megatron.core.ops.registry import Op, Variant
+from tools.bench.ended import run_to_end
 from tools.bench.shapes import WORKLOADS, Workload
+from tools.command_line import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP, REPEATS, REPLAYS = 3, 15, 5
@@ -75,9 +77,9 @@ def red(wanted: list[tuple[Op, Variant]]) -> tuple[set[str], str]:
     """Test ids of variants whose conformance in bf16 on the GPU is red (all, if the tests did not run); a report."""
     ids = [test_id(op, variant) for op, variant in wanted]
     command = [sys.executable, "-m", "pytest", "tests/ops", "-m", "gpu", "-q", "-rfE", "-k", " or ".join(ids)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_to_end(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode not in (0, 1):
-        return set(ids), done.stdout + done.stderr
+        return set(ids), done.stdout
     failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return {i for i in ids if any(i in failure for failure in failures)}, "\n".join(failures)
 
@@ -216,4 +218,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_tool(main, sys.argv[1:]))

@@ -31,8 +31,10 @@ from megatron.core.ops.registry import Variant
 from megatron.training.setup.determinism import enter_deterministic_mode
 from megatron.training.setup.environment import read_environment
 from megatron.training.setup.pinned_environment import PINS
+from tools.bench.ended import unwound
 from tools.bench.ops import median_ms, replays_agree, runs
 from tools.bench.shapes import WORKLOADS
+from tools.command_line import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = ("ssd_scan", "causal_conv1d", "attention", "grouped_gemm", "grouped_grad", "linear_grad")
@@ -151,9 +153,10 @@ def timed_leg(mode: str, choices: Sequence[str], deadline: float) -> list[Row]:
 def outcome(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
     """Run a leg's process; empty, or how it failed."""
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
-        )
+        with unwound():
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            )
     except subprocess.TimeoutExpired:
         return f"stopped: more than the {seconds:.0f} s that were left"
     said = done.stderr.strip().splitlines() or ["no message"]
@@ -229,4 +232,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_tool(main, sys.argv[1:]))

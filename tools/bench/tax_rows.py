@@ -29,6 +29,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from megatron.determinism.tax_legs import gpus_here
+from tools.bench.ended import run_to_end
+from tools.command_line import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "examples/nemotron3_nano_proxy.sh"
@@ -111,7 +113,7 @@ def measure(row: Row, options: argparse.Namespace, folder: Path, limit_s: float)
     command += ["--at-once", str(1 if options.tiny else at_once), "--max-tax", str(row.max_tax)]
     command += ["--limit-s", f"{limit_s:.0f}", "--dir", str(folder)]
     command += ["--", *launch_of(row, options.iterations, tiny=options.tiny)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    done = run_to_end(command, cwd=ROOT, stdout=subprocess.PIPE)
     try:
         facts = json.loads(done.stdout)
     except ValueError:
@@ -261,13 +263,13 @@ def measure_all(options: argparse.Namespace, run: Callable[[argparse.Namespace, 
     return all(row.get("verdict") == "within" for row in facts["rows"].values())
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
     """Measure, print and write; the exit code says whether every row is within its limit."""
     parser = build_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=6, help="pairs of a row, at least (6: the interval is exact)")
     parser.add_argument("--iterations", type=int, default=30, help="iterations of a leg; the first third is warm-up")
-    sys.exit(not measure_all(parse(parser), run_rows))
+    return int(not measure_all(parse(parser, words), run_rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main, sys.argv[1:]))

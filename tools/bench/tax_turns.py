@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,9 +26,10 @@ from megatron.determinism.leg_log import read_failure
 from megatron.determinism.tax_legs import BASELINE, DETERMINISTIC, FLAGS
 from megatron.determinism.tax_statistics import estimate, judge
 from megatron.training.setup.environment import read_environment
-from tools.bench.ended import stop
+from tools.bench.ended import stop, unwound
 from tools.bench.tax_rows import ROOT, WORDS, Row, build_parser, launch_of, measure_all, parse, write
 from tools.bench.turns_leg import starter_file, times_file, turn_file
+from tools.command_line import run_tool
 
 NAMES = (DETERMINISTIC, BASELINE)
 POLL_S = 0.2
@@ -87,10 +87,7 @@ class Launches:
 
     def close(self) -> None:
         """End what still runs; safe to call twice."""
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            stop(process)
+        stop(self._processes.values())
         self._lock.close()
 
     def found(self) -> dict[str, Any]:
@@ -169,15 +166,15 @@ def _take_turns(launches: Sequence[Launches], after: Path | None, stop_at: float
         time.sleep(POLL_S)
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
     """Measure, print and write; the exit code says whether every row is within its limit."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = build_parser(__doc__)
     parser.add_argument("--turns", type=int, default=9, help="turns of each launch; the first is warm-up")
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn")
     parser.add_argument("--after", type=Path, help="no turn begins before this file is there: start up beside others")
-    sys.exit(not measure_all(parse(parser), run_groups))
+    with unwound():
+        return int(not measure_all(parse(parser, words), run_groups))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main, sys.argv[1:]))

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from megatron.training.loop.build import Run, build_run
 from megatron.training.loop.fingerprints import Fingerprints, run_manifest
 from megatron.training.setup.command_line import checked_config
 from megatron.training.setup.environment import find_launch, read_environment
+from tools.command_line import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "examples/nemotron3_nano_proxy.sh"
@@ -230,9 +231,8 @@ def show_bounds(found: dict[str, float]) -> None:
     )
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
     """Measure and print."""
-    words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
@@ -259,6 +259,7 @@ def main() -> None:
         shutil.rmtree(folder)
     if options.json is not None:
         options.json.write_text(json.dumps({**results, "costs": found, "limits": LIMITS}, indent=1) + "\n", "utf-8")
+    return 0
 
 
 def device_name() -> str:
@@ -267,4 +268,4 @@ def device_name() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main, sys.argv[1:]))

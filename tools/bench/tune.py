@@ -27,6 +27,7 @@ from megatron.core.ops.launch_table import TABLE_FILE, Config, Key, table_of, te
 from megatron.core.ops.registry import Variant
 from tools.bench.ops import median_ms, outcomes, runs, selected, written_arguments
 from tools.bench.shapes import WORKLOADS, Workload
+from tools.command_line import run_tool
 
 VARIANT = "deterministic_triton"
 GAIN = 0.98
@@ -242,4 +243,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_tool(main, sys.argv[1:]))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from megatron.determinism.report import Exit
 from megatron.determinism.verify import default_folder, verify
+from tests.support.processes import number_in, runs
 
 # A stand-in for a training command: writes the fingerprint of a run whose weights depend on what argv says, and a
 # checkpoint where it stops, at the latest in iteration 7.
@@ -81,17 +80,19 @@ def test_a_command_that_trains_nothing_is_told_so_after_its_first_leg(tmp_path: 
         assert not (tmp_path / command[-1] / "leg_2.log").exists()
 
 
-def test_a_leg_ends_with_the_command(tmp_path: Path):
-    body = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(900)"
-    command = [sys.executable, "-m", "megatron.determinism", "verify", "--dir", str(tmp_path / "v"), "--"]
-    verifying = subprocess.Popen([*command, sys.executable, "-c", body, str(tmp_path / "leg")], stderr=subprocess.PIPE)
-    while not (tmp_path / "leg").exists() or not (tmp_path / "leg").read_text():
-        time.sleep(0.05)
-    verifying.send_signal(signal.SIGTERM)
-    _, said = verifying.communicate()
-    assert (verifying.returncode, said.count(b"\n")) == (128 + signal.SIGTERM, 1), said
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "leg").read_text()), 0)
+@pytest.mark.parametrize(
+    ("name", "lines", "signalled"),
+    [("verify", 1, signal.SIGTERM), ("tax", 0, signal.SIGTERM), ("tax", 1, signal.SIGINT)],
+)
+def test_a_leg_ends_with_the_command(tmp_path: Path, name: str, lines: int, signalled: signal.Signals):
+    body = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w')); time.sleep(900)"
+    command = [sys.executable, "-m", "megatron.determinism", name, "--dir", str(tmp_path / "v"), "--"]
+    running = subprocess.Popen([*command, sys.executable, "-c", body, str(tmp_path / "leg")], stderr=subprocess.PIPE)
+    leg = number_in(tmp_path / "leg")
+    running.send_signal(signalled)
+    _, said = running.communicate()
+    assert (running.returncode, said.count(b"\n")) == (128 + signalled, lines), said
+    assert not runs(leg)
 
 
 def test_command_that_cannot_start(tmp_path: Path):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from megatron.determinism.tax_legs import BASELINE, DETERMINISTIC
 from megatron.training.loop.step import TrainStep
 from tests.architecture.sources import ROOT
+from tests.support.processes import number_in, runs
 from tools.bench.tax_rows import NAME, ROWS
 from tools.bench.tax_turns import NAMES, figures, groups_of, seconds_of
 from tools.bench.turns_leg import Turns, starter_file, take_turns, turn_file, turns_of
@@ -77,7 +76,7 @@ from pathlib import Path
 from tools.bench import tax_turns
 
 folder, fails = Path(sys.argv.pop(1)), sys.argv.pop(1)
-BODY = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(900)"
+BODY = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w')); time.sleep(900)"
 
 def launch_of(row, iterations, *, tiny, wrapper):
     name = wrapper[4]
@@ -86,7 +85,7 @@ def launch_of(row, iterations, *, tiny, wrapper):
     return [sys.executable, "-c", BODY, str(folder / name)]
 
 tax_turns.launch_of = launch_of
-tax_turns.main()
+sys.exit(tax_turns.main(sys.argv[1:]))
 """
 
 
@@ -97,27 +96,12 @@ def sleepers(folder: Path, fails: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def written(path: Path) -> int:
-    """The number in a file, once it is there."""
-    while not path.exists() or not path.read_text():
-        time.sleep(0.05)
-    return int(path.read_text())
-
-
-def ended(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_launches_end_with_the_tool(tmp_path: Path) -> None:
     tool = sleepers(tmp_path, "")
-    ids = [written(tmp_path / name) for name in NAMES]
+    ids = [number_in(tmp_path / name) for name in NAMES]
     tool.send_signal(signal.SIGTERM)
     assert tool.wait() == 128 + signal.SIGTERM
-    assert all(map(ended, ids))
+    assert not any(map(runs, ids))
 
 
 def test_a_launch_that_fails_takes_the_other_with_it(tmp_path: Path) -> None:
