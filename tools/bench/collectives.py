@@ -225,7 +225,7 @@ def as_rank(options: argparse.Namespace) -> int:
     return int(failed)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Start the ranks, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, help="GPUs to use; default: all")

@@ -20,7 +20,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def line(values: list[object]) -> str:
     return " ".join(f"{value!s:<{width}}" for value, width in zip(values, WIDTHS, strict=True)).rstrip()
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--op", action="append", required=True, choices=["all", *WORKLOADS])
@@ -186,7 +186,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Check, time and print; 1 if a variant was red or its replays differed, 2 without a CUDA device."""
     options = parsed(arguments)
     if not torch.cuda.is_available():

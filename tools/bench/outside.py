@@ -194,7 +194,7 @@ def missing() -> list[str]:
     return [f"{name}: not installed, so its variants were not run" for name in PACKAGES if not installed(name)]
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; ``--leg``, ``--choice`` and ``--rows`` are for the processes it starts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--op", action="append", choices=OPS, help="only these ops")
@@ -206,7 +206,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Time and print; 1 if a variant in deterministic mode did not repeat its bits, 2 without a CUDA device."""
     options = parsed(arguments)
     if options.leg:

@@ -240,7 +240,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--levels", default="semantic,module,op")
     parser.add_argument("--cycles", type=int, default=5, help="blocks of each kind")
     options = parser.parse_args(words[:split])
-    flags = words[split + 1 :] or example_flags(options.pattern)
+    flags = [*words[split + 1 :]] or example_flags(options.pattern)
     folder = Path(tempfile.mkdtemp(prefix="trace_cost_"))
     results: dict[str, Any] = {"flags": flags, "device": device_name()}
     print(f"{device_name()}\n{'what':10} {'step ms':>9} {'with ms':>9} {'cost':>9}")

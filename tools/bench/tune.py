@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ def line(key: Key, found: Found) -> str:
     return f"{kernel:<22} {shape!s:<18} {found.present_ms:8.4f} {found.ms:8.4f}  {what} ({counts}){notes}"
 
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", required=True, help=f"comma-separated, of {', '.join(WORKLOADS)}")
@@ -216,7 +216,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Tune, print and write; 2 without a CUDA device."""
     options = parsed(arguments)
     if not torch.cuda.is_available():
