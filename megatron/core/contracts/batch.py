@@ -31,7 +31,7 @@ class Microbatch:
 
     @property
     def weight(self) -> float | torch.Tensor:
-        """What a mean over this micro-batch counts in the loss that is differentiated: 1 / number of micro-batches, or
+        """Weight of a mean over this micro-batch in the loss that is differentiated: 1 / number of micro-batches, or
         ``loss_weight`` where the gradient is divided by the tokens of the whole step at the end."""
         return 1.0 / self.num_microbatches if self.loss_weight is None else self.loss_weight
 
@@ -51,13 +51,13 @@ class Batch:
 
 @dataclass(kw_only=True, slots=True)
 class StageReport:
-    """What one forward pass of one stage tells besides its output; detached and equal on all tensor-parallel ranks.
+    """What one forward pass of one stage returns besides its output; detached and equal on all tensor-parallel ranks.
 
     ``loss_sum`` (fp32, sum of masked token losses) and ``num_tokens`` (int64, unmasked tokens) come from the last
     stage only; ``depths`` likewise (loss sum, tokens) of every depth of multi-token prediction. ``per_layer`` holds
     fp32 scalars by name and global layer index, e.g. ``load_balancing_loss``: a MoE layer's auxiliary loss of this
-    micro-batch divided by its coefficient. Who adds them up does so in logical and layer order, so that no stage
-    border can change a bit.
+    micro-batch divided by its coefficient. They are added up in logical and layer order, so that no stage border can
+    change a bit.
     """
 
     loss_sum: torch.Tensor | None = None

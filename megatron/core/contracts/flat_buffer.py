@@ -75,7 +75,7 @@ class FlatBuffer(Protocol):
         ...
 
     def complete_weights(self) -> None:
-        """Wait for working weights that are on their way; for whoever has kept the tensor."""
+        """Wait for working weights that are still being gathered; for code that has kept a reference to the tensor."""
         ...
 
     def gather_weights(self) -> None:

@@ -16,7 +16,7 @@ class ModelParameter(torch.nn.Parameter):
 
     ``main_grads`` is filled by the engine with one fp32 view per entry of ``spec.stages`` (one where it is empty),
     each of the parameter's shape. Until then gradients go to ``.grad`` as in any module, so that a layer can be used
-    on its own. ``on_grad``, where an engine has set it, is called after every use's gradient that was added.
+    on its own. ``on_grad``, where an engine has set it, is called whenever the gradient of one use has been added.
     """
 
     spec: ParamSpec
@@ -40,7 +40,7 @@ class ModelParameter(torch.nn.Parameter):
 
 def main_grad(param: ModelParameter, stage: str = "") -> torch.Tensor | None:
     """The fp32 buffer that uses of ``param`` at ``stage`` ("first" or "last" where its spec has stages) add into, or
-    ``None`` while no engine has taken the parameter. Who adds into it calls ``param.on_grad`` then."""
+    ``None`` while no engine has taken the parameter. Code that adds into it calls ``param.on_grad`` afterwards."""
     if not param.main_grads:
         return None
     return param.main_grads[param.spec.stages.index(stage) if stage else 0]

@@ -54,7 +54,7 @@ class _Linear(Node):
         ctx.save_for_backward(x_SBX)
         ctx.weight, ctx.context, ctx.stage = weight_YX, context, stage
         ctx.gather, ctx.scatter = gather, scatter = cut
-        # Always a product of two matrices: a batched one would be slow, and its bits could hang on strides.
+        # Always a product of two matrices: a batched one would be slow, and its bits could depend on strides.
         y_RY = torch.nn.functional.linear(_rows(x_SBX, context, gather), weight_YX)
         y_SBY = y_RY.view(-1, *x_SBX.shape[1:-1], y_RY.shape[1])
         return context.sums.reduce_scatter_rows(context.groups.tp, y_SBY) if scatter else y_SBY

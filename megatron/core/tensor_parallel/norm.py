@@ -25,7 +25,7 @@ class Normalizer:
     def create(
         self, name: str, size: int, context: ModelContext, *, per_head: bool = False, decay: bool = False
     ) -> tuple[ModelParameter, ModelParameter | None]:
-        """``<name>weight`` of ones and, for LayerNorm, ``<name>bias`` of zeros; the name brings its separator.
+        """``<name>weight`` of ones and, for LayerNorm, ``<name>bias`` of zeros; ``name`` ends in its separator.
 
         ``per_head``: it normalises single heads, of which every tensor-parallel rank has its own, so that the gradients
         of the copies are partial in any case.

@@ -19,7 +19,7 @@ from megatron.core.ops.rerun import rerun
 
 Layers = Callable[[torch.Tensor, Microbatch, StageReport], torch.Tensor]
 
-_AS_EVER = contextlib.nullcontext()
+_NO_HOOKS = contextlib.nullcontext()
 
 
 class _Again(torch.autograd.Function):
@@ -55,7 +55,7 @@ def compute_again(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> to
 def run_again(run: Layers, x: torch.Tensor, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
     """``run(x, microbatch, report)``, keeping nothing but ``x`` for the backward pass. Outside training it just runs.
 
-    The second time ``run`` gets a micro-batch that says so, and a report that nobody reads.
+    The second time ``run`` gets a micro-batch that is marked ``recomputing``, and a report that is thrown away.
     """
     if not microbatch.training:
         return run(x, microbatch, report)
@@ -70,10 +70,11 @@ def run_again(run: Layers, x: torch.Tensor, microbatch: Microbatch, report: Stag
 def keeping(
     produce: Callable[..., torch.Tensor], value: torch.Tensor, *sources: torch.Tensor, wanted: bool = True
 ) -> contextlib.AbstractContextManager[Any]:
-    """Inside, whatever would keep ``value`` (contiguous, the result of ``produce(*sources)``) for its backward keeps
-    ``produce`` and ``sources`` and calls it then. Does nothing unless ``wanted``."""
+    """A context in which autograd nodes that would save ``value`` (contiguous, the result of ``produce(*sources)``) for
+    their backward save ``sources`` instead, and call ``produce`` again when they need it. Does nothing unless
+    ``wanted``."""
     if not wanted:
-        return _AS_EVER
+        return _NO_HOOKS
     sources = tuple(source.detach() for source in sources)
     place, numel = value.data_ptr(), value.numel()
 

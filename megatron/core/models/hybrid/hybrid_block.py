@@ -47,7 +47,7 @@ class HybridLayer(torch.nn.Module):
 
 
 def recomputed_layers(config: TransformerConfig, count: int) -> list[tuple[int, int]]:
-    """(start, stop) of the layers, of ``count``, that are computed again together; they come first."""
+    """(start, stop) of each run of layers that are recomputed together: the first ones of ``count`` layers."""
     if config.recompute_granularity != "full":
         return []
     size, last = config.recompute_num_layers or 1, count

@@ -1,7 +1,8 @@
 """From token losses to the scalar a step differentiates.
 
-A mean over one micro-batch's unmasked tokens counts 1 / number of micro-batches; where a step's gradient is divided by
-all its tokens at the end, it counts the micro-batch's own tokens, so that the means add up to one over all tokens.
+A mean over one micro-batch's unmasked tokens has the weight 1 / number of micro-batches. Where a step's gradient is
+divided by all its tokens at the end (--calculate-per-token-loss), the weight is the number of those tokens, so that the
+means add up to one over all tokens.
 """
 
 from __future__ import annotations

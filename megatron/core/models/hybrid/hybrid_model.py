@@ -99,8 +99,8 @@ class HybridChunk(torch.nn.Module):
     def _loss(self, x_SBH: torch.Tensor, batch: Batch, microbatch: Microbatch, report: StageReport) -> torch.Tensor:
         """The scalar to differentiate; sums and numbers of tokens go into the report.
 
-        Autograd takes up first what was made last, so a weight that trunk and depths share gets the gradient of the
-        last depth first and the trunk's last, at every pipeline size.
+        Autograd runs the nodes that were made last first, so a weight that trunk and depths share gets the gradient of
+        the last depth first and the trunk's last, at every pipeline size.
         """
         loss_sum, num_tokens = self._token_sums(x_SBH, batch)
         report.loss_sum, report.num_tokens = loss_sum.detach(), num_tokens
@@ -120,7 +120,7 @@ class HybridChunk(torch.nn.Module):
 
     def _complete(self, report: StageReport) -> None:
         """Under sequence parallelism a rank's per-layer values cover its own positions: add the ranks' values up, all
-        layers in one go."""
+        layers in one collective."""
         places = [(name, layer) for name, values in report.per_layer.items() for layer in values]
         if not places or not self.context.cuts_sequence:
             return

@@ -42,7 +42,8 @@ class _AttachLoss(Node):
 
 
 class _GlobalCounts:
-    """Choices of a step so far, over all ranks that share the router. A recomputed micro-batch finds what it saw."""
+    """Tokens per expert in the step so far, over all ranks that share the router. Kept by micro-batch, so that a
+    recomputed one gets the counts of its first forward."""
 
     def __init__(self, context: ModelContext) -> None:
         self._group = context.groups.tp_dp

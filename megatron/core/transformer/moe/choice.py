@@ -1,4 +1,4 @@
-"""Which experts a token may have: limits by group of experts, forced balance, and capacity."""
+"""Which experts a token may be routed to: limits by group of experts, forced balance, and capacity."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def choose_in_groups(
 ) -> torch.Tensor:
     """Ids ``[T, k]`` of the k best experts inside the ``group_topk`` best groups, ascending.
 
-    Experts are in ``num_groups`` consecutive groups; a group is worth the sum of its k / group_topk best scores. Equal
-    ones: the lowest group, the lowest expert. ``topk`` and ``table`` are the ops ``router_topk`` and ``router_table``.
+    Experts are in ``num_groups`` consecutive groups; the score of a group is the sum of its k / group_topk best ones.
+    Ties go to the lowest group and the lowest expert. ``topk`` and ``table`` are the ops ``router_topk`` and
+    ``router_table``.
     """
     tokens, experts = score_TE.shape
     grouped = score_TE.view(tokens * num_groups, experts // num_groups)
@@ -36,11 +37,11 @@ def runs_of_experts(num_experts: int, k: int, device: torch.device) -> torch.Ten
 
 
 def forced_ids(runs_Ek: torch.Tensor, first: int, tokens: int, offset: int) -> torch.Tensor:
-    """Ids ``[tokens, k]``, ascending, that go round all experts: token t of a micro-batch gets the k experts from
+    """Ids ``[tokens, k]``, ascending, that cycle through the experts: token t of a micro-batch gets the k experts from
     ``offset + k t`` on, modulo their number. ``first`` is the number of the first token here. Every expert gets equally
     many tokens where E divides k times their number, and never two more than another.
 
-    ``runs_Ek`` is ``runs_of_experts``. Earlier calls' ids are not kept: a trace would show which calls found some.
+    ``runs_Ek`` is ``runs_of_experts``. Ids are not cached between calls: a trace would show which calls hit the cache.
     """
     num_experts, k = runs_Ek.shape
     start = offset + k * first

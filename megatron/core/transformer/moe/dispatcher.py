@@ -1,4 +1,4 @@
-"""Moving tokens to the ranks of their experts and back, in an order that names no transport.
+"""Moving tokens to the ranks of their experts and back, in an order that does not depend on how they travel.
 
 A rank writes one row per (token, chosen expert, expert-tensor rank), sorted by receiving rank, expert, position. One
 all-to-all over the expert group moves them; the receiver sorts by (expert, sending rank, position), and sending ranks
@@ -6,8 +6,8 @@ ascend as logical shards and tensor-parallel ranks do. The way back is the inver
 in fp32 over (expert id, expert-tensor rank) ascending and rounded once; so are its gradient copies. Every rank enters
 every exchange, also one that has nothing to send or receive.
 
-``allgather`` differs in the way out: every rank gets all tokens of the group and picks the rows of its own experts,
-into the same places; what travels is fixed by the shapes. Rows come back as before, so the bits are the same.
+``allgather`` differs on the way to the experts only: every rank gets all tokens of the group and picks the rows of its
+own experts, which end up in the same places. How much travels depends on shapes alone, and the bits are the same.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Exchange:
 
     ``row_of_TJ`` is the row to send of each of a token's copies, J = (choice, expert-tensor rank); ``ends_E`` (int32)
     is where the rows of each local expert end after the exchange. ``sort`` orders received rows by expert, ``unsort``
-    undoes it; a group of one needs neither. Where tokens are gathered, ``place_of_AJ`` is where each copy of every
-    member's tokens, A in all, goes among this rank's rows; -1 for those of others.
+    undoes it; a group of one needs neither. With ``allgather``, ``place_of_AJ`` says for every copy of all A tokens of
+    the group which of this rank's rows it becomes, or -1 where its expert is on another rank.
     """
 
     group: Group
@@ -69,7 +69,8 @@ def rows_to_send(routing: Routing, ep: int, etp: int) -> torch.Tensor:
 
 
 class Sorting:
-    """Between rows as they come, (sender, expert, position), and as experts want them, (expert, sender, position)."""
+    """Permutations between rows as they are received, (sender, expert, position), and as experts need them, (expert,
+    sender, position)."""
 
     def __init__(self, senders: int, experts: int, device: torch.device) -> None:
         # The blocks of rows of one sender and one expert, all as wanted, then all as they come: where each is among
@@ -79,8 +80,8 @@ class Sorting:
         self._place, self._opposite = torch.cat((wanted, number)), torch.cat((wanted + number.numel(), come))
 
     def start(self, count_SE: torch.Tensor) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-        """Call the result with the number of rows for the order that makes rows as they come those that are wanted, and
-        its inverse; ``count_SE`` counts them by sender and expert."""
+        """``count_SE`` counts received rows by sender and expert. Call the result with the number of all rows: it
+        returns the permutation that sorts them for the experts, and its inverse."""
         count = count_SE.take(self._place)
         start = count.view(2, -1).cumsum(dim=1).view(-1) - count
         shift = start.take(self._opposite) - start
@@ -136,7 +137,7 @@ class _Ops:
 
 
 class _FromEveryone(Node):
-    """``x`` of all members, and of it the rows of this rank; gradients go home as rows do."""
+    """Gather ``x`` from all members and keep the rows of this rank's experts; gradients return as rows do."""
 
     @staticmethod
     def forward(ctx: Any, x_TH: torch.Tensor, row_of_TJ: torch.Tensor, plan: Exchange, ops: _Ops) -> torch.Tensor:
@@ -181,9 +182,9 @@ class TokenDispatcher:
         self._ops = _Ops(context.ops["moe_permute"], context.ops["moe_unpermute"])
 
     def start_plan(self, routing: Routing) -> Callable[[], Exchange]:
-        """Exchange counts and lay out the rows; call the result for the plan. Where there are several ranks, or dropped
-        choices, the host then waits for the device, whose sizes of the exchange it needs. What the device was given
-        since keeps it busy meanwhile."""
+        """Exchange counts and lay out the rows; call the result for the plan. With several ranks, or with dropped
+        choices, the host then waits for the device, which computes the sizes of the exchange. Work that is launched
+        between the two calls keeps the device busy meanwhile."""
         group, ep, etp = self._groups.expert, self._groups.ep.size, self._groups.etp.size
         rows_E, row_of_TJ = routing.rows_E, rows_to_send(routing, ep, etp)
         if group.size == 1:

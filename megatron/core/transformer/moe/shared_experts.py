@@ -32,7 +32,8 @@ class SharedExperts(MLP):
         """As ``MLP.forward``."""
         if self.gate_weight is None:
             return super().forward(x_SBH, microbatch, report)
-        # One use of the input for whoever adds up its gradients: the two uses here are added first, as under recompute.
+        # For autograd outside of here the input is used once: the gradients of its two uses here are added first, as
+        # they are under recomputation.
         x_SBH = x_SBH.view_as(x_SBH)
         out_SBH = super().forward(x_SBH, microbatch, report)
         gate_SB1 = torch.sigmoid(linear(x_SBH, self.gate_weight, self._context).float())
