@@ -1,7 +1,7 @@
 """Megatron's questions about ranks and groups, for users' code; answers from one ``ProcessGroups``.
 
-The project's own code is handed its process groups and never asks here. Whoever sets a run up calls
-``set_process_groups`` once.
+This package's own code is passed its process groups and never asks here. A run that ``pretrain_hybrid.py`` starts sets
+them; a program that makes groups of its own calls ``set_process_groups`` once.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ParamAndGradBuffer:
         self.owned = plan_spans(plan, group.rank, group.size)
         self.whole = plan_spans(plan, 0, 1)
         self._num_chunks = num_chunks
-        # Told of every (leaf, bucket) that is about to be reduced, where somebody watches.
+        # Called with every (leaf, bucket) that is about to be reduced, where it is set.
         self.watch: Callable[[int, int], None] | None = None
         self._extremes: dict[int, torch.Tensor] = {}
         for placement, param in zip(plan.placements, params, strict=True):
@@ -61,7 +61,7 @@ class ParamAndGradBuffer:
 
     @property
     def weights(self) -> torch.Tensor:
-        """Flat working weights, complete: whoever asks for all of them waits for those that are still on their way."""
+        """Flat working weights, complete: reading this waits for those that are still being gathered."""
         self.complete_weights()
         return self._weights
 
@@ -122,8 +122,8 @@ class ParamAndGradBuffer:
             start_all_gather(self.group, flat[start:stop])()
 
     def start_gather(self, bucket: int) -> None:
-        """Begin to give every rank the working weights of all owned spans of a bucket; until ``await_weights`` nobody
-        may read or write the bucket's weights."""
+        """Begin to give every rank the working weights of all owned spans of a bucket, which must not be read or
+        written until ``await_weights``."""
         start, stop = self.plan.buckets[bucket]
         self._arriving[bucket] = start_all_gather(self.group, self._weights[start:stop])
 

@@ -103,8 +103,8 @@ def _order(buffers: Sequence[ParamAndGradBuffer], units: Sequence[Unit]) -> list
 
 
 def _waiting_modules(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[ModelParameter]]]:
-    """Modules below ``module`` whose forward waits, and what for: one that holds lists of others for parameters of its
-    own, any other one for all that it holds."""
+    """Modules below ``module`` whose forward waits, each with the parameters it waits for: one that holds lists of
+    modules waits for its own parameters only, any other for all parameters below it."""
     for child in module.children():
         lists = any(isinstance(inner, _CONTAINERS) for inner in child.modules())
         params = [p for p in child.parameters(recurse=not lists) if isinstance(p, ModelParameter)]

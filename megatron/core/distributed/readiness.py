@@ -1,8 +1,8 @@
 """Readiness: when the gradients of a chunk's last backward for a logical shard are complete, bucket by bucket.
 
-Every gradient that is added into a main gradient is told (``ModelParameter.on_grad``). How many there are for each
-parameter in a backward is learned from the first one, after which nothing is early; one more than was known is an
-error where it came too late.
+Every gradient that is added into a main gradient is announced (``ModelParameter.on_grad``). How many a parameter gets
+in a backward is counted in the first one, in which no bucket leaves early; later a gradient beyond that number is an
+error if its bucket has left already.
 """
 
 from __future__ import annotations

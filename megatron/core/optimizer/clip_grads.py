@@ -42,9 +42,9 @@ def clip_factor(norm: float, clip_grad: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What the gradient (or the parameters) are worth over the whole world; equal on all ranks.
+    """Norm of the gradient (or of the parameters) over the whole world; equal on all ranks.
 
-    ``finite`` also covers what is not counted in the norm: every copy's gradient before the reduction.
+    ``finite`` also covers what the norm does not count: every rank's gradient before the reduction.
     """
 
     norm: float

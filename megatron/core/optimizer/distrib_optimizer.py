@@ -23,7 +23,7 @@ from megatron.core.process_groups.groups import ProcessGroups
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """What a step was worth; equal on all ranks.
+    """What a step measured; equal on all ranks.
 
     ``grad_norm`` is the global norm before clipping, ``num_zeros`` the number of exactly zero gradient elements where
     it was asked for.
@@ -157,7 +157,7 @@ class Optimizer:
         return StepOutcome(grad_norm=measured.norm, clip_factor=factor, num_zeros=measured.num_zeros)
 
     def write_working_weights(self) -> None:
-        """Derive all working weights from the masters; for whoever has filled the masters."""
+        """Derive all working weights from the masters; to be called after the masters were filled."""
         for state in self.states:
             state.write_working_weights()
         if self.config.use_distributed_optimizer:

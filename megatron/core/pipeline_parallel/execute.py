@@ -20,7 +20,7 @@ Reports = dict[tuple[int, int, int], StageReport]
 
 
 def _nothing(*_: object) -> None:
-    """Nobody wants to know."""
+    """The callback that does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,12 @@ class PipelineInput:
     """What all chunks of all ranks work on.
 
     ``shards`` are this rank's logical shards in pass order, ``num_microbatches`` counts those of each.
-    ``batch(v, i)`` is micro-batch i of logical shard v; it is asked once per chunk and must give the same each
-    time, on every pipeline stage. ``begin_forward(chunk)`` is called before every forward of a chunk,
-    ``begin_backward(chunk, last)`` before every backward, ``last``
-    where it is the chunk's last one for a shard; ``end_pass(chunk)`` after that one, before its first backward for the
-    next shard. With ``training`` off nothing is differentiated. With ``overlap`` transfers go on beside passes where a
-    rank has several chunks; with one, the next pass mostly needs what is on its way.
+    ``batch(v, i)`` is micro-batch i of logical shard v; it is called once per chunk and must return the same each time,
+    on every pipeline stage. ``begin_forward(chunk)`` is called before every forward of a chunk,
+    ``begin_backward(chunk, last)`` before every backward, with ``last`` on the chunk's last one for a shard, and
+    ``end_pass(chunk)`` after that one, before its first backward for the next shard. With ``training`` off nothing is
+    differentiated. With ``overlap``, ranks with several chunks run passes while transfers are in flight; with one chunk
+    the next pass mostly needs what is in flight.
     """
 
     iteration: int

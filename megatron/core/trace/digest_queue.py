@@ -1,4 +1,4 @@
-"""Digests on their way: made on a device, added up there, sent to the host at once for a whole step."""
+"""Digests in flight: made on a device, added up there, and copied to the host once per step."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Lines:
         occurrence = self._occurrences.get(place, 0)
         self._occurrences[place] = occurrence + 1
         before, after = event_start(kind, *place)
-        # Copies: whoever took the notes may go on with its list.
+        # Copies: the caller may go on changing its lists.
         self._parts += (f"{before}{occurrence}{after}", tuple(ins), '],"r":[', tuple(outs), event_end(args, meta))
         self._events += 1
 

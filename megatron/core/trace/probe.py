@@ -1,6 +1,6 @@
-"""Probe: what code that moves or adds numbers may tell of itself, where somebody listens.
+"""Probe: how code that moves or adds numbers reports what it does, in a run that is traced or checked by replay.
 
-Nothing below knows a recorder; a run without a trace has no probe anywhere.
+Modules that are given a probe know nothing of recorders; other runs have no probe anywhere.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ class BothProbes:
         return self._first.around(kind, name, inner, ins=ins, outs=outs, meta=meta, rows=rows)
 
     def count(self, channel: str) -> int:
-        """As ``Probe.count``, of the first; both are asked alike often, but do not start anew together."""
+        """As ``Probe.count``, of the first. The second counts the same calls, but may start anew at other times."""
         self._second.count(channel)
         return self._first.count(channel)

@@ -83,7 +83,7 @@ def _probed(op: str, variant: Variant, device: str, recorder: Recorder) -> Calla
 
 def _read(names: tuple[str, ...], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments without those that only take results (they are called ``out...``): what is in them before says
-    nothing, and may be memory that nobody wrote."""
+    nothing, and may be memory that was never written."""
     named = [None if name.startswith("out") else value for name, value in zip(names, args, strict=False)]
     return {
         "args": (*named, *args[len(names) :]),

@@ -1,4 +1,4 @@
-"""Reader: looks at tensors and notes what they are. Digests stay on the device, so nobody waits for it."""
+"""Reader: notes type, shape and digest of tensors. Digests stay on the device, so the host does not wait for it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Reader:
         self, tensors: Sequence[Named], *, rows: bool = False, flag: bool = False, reuse: bool = False
     ) -> list[Note]:
         """Digest tensors as they are now, by one launch; with ``rows`` also by row, as index-like ones always are. With
-        ``flag`` storage that nobody wrote is marked, with ``reuse`` digests that are known are taken."""
+        ``flag`` storage that was never seen written is marked, with ``reuse`` digests that are known are taken."""
         self.busy = True
         try:
             return self._noted(tensors, rows, flag, reuse and self.trusting)

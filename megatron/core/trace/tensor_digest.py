@@ -1,7 +1,7 @@
 """Digests of a tensor's logical elements, made on its device without waiting for it.
 
 ``ops/digest_words/definition.py`` says what they are. Host tensors are digested by NumPy; on a device one launch, for
-all tensors of an event, leaves partial sums in a buffer that is there. All give the same numbers.
+all tensors of an event, leaves partial sums in a buffer that is reused. All give the same numbers.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Digester:
         return queue
 
     def send(self) -> Sent:
-        """All digests made since this was last called, on their way to the host; nobody waits."""
+        """All digests made since this was last called, on their way to the host; the host does not wait."""
         lines = {}
         for queue in self._queues.values():
             with torch.cuda.stream(queue.stream) if queue.stream is not None else nullcontext():

@@ -116,7 +116,7 @@ class BatchReader:
             self._pool.shutdown(cancel_futures=True)
 
     def _arrays(self, consumed: int, shard: int, index: int) -> _Arrays:
-        """The micro-batch and its digest, which is worth a thread as well: long sequences take milliseconds."""
+        """The micro-batch and its digest, which reading threads make too: for long sequences it takes milliseconds."""
         numbers = self._sampler.micro_batch(consumed, shard, index)
         samples = [self._dataset[int(n)] for n in numbers]
         arrays = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}

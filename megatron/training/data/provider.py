@@ -32,7 +32,7 @@ from megatron.training.config.data_sources import DataSources, data_sources, nam
 Dataset = GPTDataset | BlendedDataset
 
 Turn = Literal["run", "machine", "others"]
-"""Who a rank is among those that make sample indices: the first of the run, the first of its machine, another."""
+"""The role of a rank when sample indices are made: the first of the run, the first of its machine, another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ class _Maker:
         return [entry for entry in found if entry is not None]
 
     def build_all(self, plans: Mapping[str, SplitPlan], *, build_here: bool) -> dict[str, Dataset]:
-        """Members by several threads, then the blends over them, by split name. Who builds looks at the ids first."""
+        """Members, by several threads, then blends of them, by split name. A rank that builds checks the ids first."""
         jobs = [(name, member) for name, plan in plans.items() for member in plan.members]
         with ThreadPoolExecutor(max_workers=self._config.num_dataset_builder_threads) as pool:
             if build_here and self._use_cache:

@@ -98,7 +98,7 @@ class _Waiting:
 class Fingerprints:
     """Writes the lines of a run; every rank holds one and calls it after every step.
 
-    On a GPU the line of a step is written when the next one is over, so that nobody waits for its digests; ``settle``
+    On a GPU the line of a step is written when the next one is over, so that no step waits for digests; ``settle``
     writes what is left, before anything that a later run may go on from.
 
     Raises:

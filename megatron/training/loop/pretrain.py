@@ -76,7 +76,7 @@ def run_training(run: Run, started: float) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Readers:
-    """Who reads the splits; ``None`` where nothing of one is read."""
+    """Readers of the splits; ``None`` for a split that is not read."""
 
     train: BatchReader | None = None
     valid: BatchReader | None = None
@@ -90,7 +90,7 @@ class _Readers:
 
 
 def _readers(run: Run, position: Position) -> _Readers:
-    """Readers of what is left to do, made before anything is written.
+    """Readers of the samples that the rest of the run needs, made before anything is written.
 
     Raises:
         ConfigError: the data end before that.

@@ -133,7 +133,7 @@ class TrainStep:
         return {"lm loss": total / max(1, tokens)}
 
     def settle(self) -> None:
-        """Wait for what a step has left on its way; for whoever stops here, or looks at the model itself."""
+        """Wait for weights that a step has left in flight, before the run stops or the model is read."""
         self.ddp.finish_gather()
 
     def _forward_backward(

@@ -1,4 +1,4 @@
-"""Who is told about every step: the log line, metrics.jsonl and, where their packages are installed, TensorBoard, a
+"""What follows a run step by step: the log line, metrics.jsonl and, where their packages are installed, TensorBoard, a
 progress bar and the picture of the run."""
 
 from __future__ import annotations
