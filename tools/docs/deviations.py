@@ -112,6 +112,16 @@ DEVIATIONS = (
         "the working weights, and masters with the optimizer",
     ),
     (
+        "rates, coefficients and deviations above 1000, epsilons above 1, what fp32 holds as 0 or infinite",
+        "refused",
+        "taken: some train on without a word",
+    ),
+    (
+        "--moe-router-topk-scaling-factor 0",
+        "refused",
+        "no factor",
+    ),
+    (
         "no source of data and no --mock-data",
         "refused",
         "trains on mock data",

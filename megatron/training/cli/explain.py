@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from megatron.core.config.errors import Problem
 from megatron.core.config.fields import Flag
-from megatron.core.config.numbers import WHOLE_NUMBER
+from megatron.core.config.numbers import REAL_NUMBER, WHOLE_NUMBER
 
 _MAX_NAMES = 3
 _MIN_LIKENESS = 0.7
@@ -34,10 +34,10 @@ def unknown_flag(spelling: str, known: Sequence[str]) -> tuple[Problem, list[str
 
 
 def value_shape(flag: Flag) -> str:
-    """What a value of the flag looks like, as a phrase: "a finite number", "one of a, b"."""
+    """What a value of the flag looks like, as a phrase: "some text", "one of a, b"."""
     if typing.get_origin(flag.inner) is typing.Literal:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(flag.inner))
-    shapes = {int: WHOLE_NUMBER, float: "a finite number", str: "some text"}
+    shapes = {int: WHOLE_NUMBER, float: REAL_NUMBER, str: "some text"}
     return shapes[flag.inner]
 
 

@@ -7,7 +7,6 @@ stands before it, for instance in a script that adds flags behind its own. Nothi
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.fields import Flag, flags_of
-from megatron.core.config.numbers import shortened, whole_number
+from megatron.core.config.numbers import real_number, shortened, whole_number
 from megatron.training.cli.explain import missing_value, stray_values, surplus_values, unknown_flag, value_shape
 from megatron.training.config.legacy import LegacyFlag
 from megatron.training.config.legacy_table import MEGATRON_FLAGS
@@ -111,17 +110,6 @@ def _words(argv: Sequence[str], problems: list[Problem]) -> Iterator[_Word]:
         problems.append(stray_values(strays))
     if current is not None:
         yield current
-
-
-def _number(kind: type[int] | type[float], text: str) -> int | float | None:
-    """The number a text spells, or ``None``: a finite one, and a whole one as far as 64 bits go."""
-    if kind is int:
-        return whole_number(text)
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 @dataclass(slots=True)
@@ -220,7 +208,7 @@ class _Reading:
         elif flag.inner is str:
             return text
         else:
-            number = _number(flag.inner, text)
+            number = whole_number(text) if flag.inner is int else real_number(text)
             if number is not None:
                 return number
         reason = reason_against(flag.spellings, text)

@@ -42,6 +42,7 @@ LEAST = {
         "moe_router_bias_update_rate": 0,
         "moe_router_num_groups": 1,
         "moe_router_group_topk": 1,
+        "moe_aux_loss_coeff": 0,
         "moe_z_loss_coeff": 0,
         "moe_shared_expert_intermediate_size": 1,
         "moe_latent_size": 1,
@@ -95,8 +96,28 @@ LEAST = {
 }
 """Least value of a setting, by group and field."""
 
-ABOVE_ZERO: dict[str, tuple[str, ...]] = {"model": ("layernorm_epsilon",), "optimizer": ("adam_eps",)}
+MOST_FACTOR = 1000
+FACTORS: dict[str, tuple[str, ...]] = {
+    "model": (
+        "moe_router_topk_scaling_factor",
+        "moe_router_bias_update_rate",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
+        "mtp_loss_scaling_factor",
+        "init_method_std",
+        "embedding_init_method_std",
+    ),
+    "optimizer": ("lr", "min_lr", "weight_decay"),
+    "scheduler": ("lr_warmup_init", "start_weight_decay", "end_weight_decay"),
+}
+"""Rates, coefficients and deviations: at most ``MOST_FACTOR``. Much more makes squares overflow, and what is divided by
+them 0: such a run goes on without a word."""
+
+ABOVE_ZERO: dict[str, tuple[str, ...]] = {"model": ("moe_router_topk_scaling_factor",)}
 """Settings that must be larger than 0."""
+
+UP_TO_ONE: dict[str, tuple[str, ...]] = {"model": ("layernorm_epsilon", "rotary_percent"), "optimizer": ("adam_eps",)}
+"""Settings that must be larger than 0 and at most 1."""
 
 BELOW_ONE: dict[str, tuple[str, ...]] = {
     "model": ("attention_dropout", "hidden_dropout", "moe_input_jitter_eps"),
@@ -105,13 +126,21 @@ BELOW_ONE: dict[str, tuple[str, ...]] = {
 }
 """Shares and rates: at least 0 and less than 1."""
 
+_TABLES: tuple[tuple[dict[str, tuple[str, ...]], str, Callable[[Any], bool]], ...] = (
+    (FACTORS, f"at most {MOST_FACTOR}", lambda value: value <= MOST_FACTOR),
+    (ABOVE_ZERO, "more than 0", lambda value: value > 0),
+    (UP_TO_ONE, "more than 0 and at most 1", lambda value: 0 < value <= 1),
+    (BELOW_ONE, "at least 0 and less than 1", lambda value: 0 <= value < 1),
+)
+
 MAX_SEED = 2**32 - 1
 """The order of the samples comes from NumPy's generator, which takes no larger seed."""
 
 
 def given_text(config: RunConfig, group: str, name: str) -> str:
     """A setting as the command line would have it: ``--seed 7``."""
-    return f"{flag_of(config, group, name)} {getattr(getattr(config, group), name)}"
+    value = getattr(getattr(config, group), name)
+    return f"{flag_of(config, group, name)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def flag_of(config: RunConfig, group: str, name: str) -> str:
@@ -135,19 +164,16 @@ def range_problems(config: RunConfig) -> dict[tuple[str, str], Problem]:
 
     def check(group: str, name: str, needed: str, holds: Callable[[Any], bool]) -> None:
         value = getattr(getattr(config, group), name)
-        if value is not None and not holds(value):
+        if value is not None and not all(map(holds, value if isinstance(value, tuple) else (value,))):
             found[group, name] = Problem(given_text(config, group, name), needed, flag_of(config, group, name))
 
     for group, limits in LEAST.items():
         for name, least in limits.items():
             check(group, name, f"at least {least}", functools.partial(operator.le, least))
-    for group, names in ABOVE_ZERO.items():
-        for name in names:
-            check(group, name, "more than 0", lambda value: value > 0)
-    for group, names in BELOW_ONE.items():
-        for name in names:
-            check(group, name, "at least 0 and less than 1", lambda value: 0 <= value < 1)
-    check("model", "rotary_percent", "more than 0 and at most 1", lambda value: 0 < value <= 1)
+    for table, needed, rule in _TABLES:
+        for group, names in table.items():
+            for name in names:
+                check(group, name, needed, rule)
     check("distributed", "dry_run_world_size", f"1 to {MOST_RANKS}", lambda value: 1 <= value <= MOST_RANKS)
     check("training", "seed", f"1 to {MAX_SEED}", lambda value: 1 <= value <= MAX_SEED)
     return found

@@ -231,7 +231,3 @@ def _auxiliary_problems(model: TransformerConfig) -> Iterator[Problem]:
             "one coefficient for each loss",
             "--moe-aux-loss-coeff",
         )
-    if any(coefficient < 0 for coefficient in coefficients):
-        yield Problem(
-            f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}", "at least 0 each", "--moe-aux-loss-coeff"
-        )

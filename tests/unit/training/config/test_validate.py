@@ -9,7 +9,16 @@ import pytest
 from megatron.core.config.errors import ConfigError, Problem
 from megatron.core.config.fields import flags_of
 from megatron.training.cli.parser import parse_run_config
-from megatron.training.config.bounds import ABOVE_ZERO, BELOW_ONE, LEAST, missing_problems, range_problems
+from megatron.training.config.bounds import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    FACTORS,
+    LEAST,
+    MOST_FACTOR,
+    UP_TO_ONE,
+    missing_problems,
+    range_problems,
+)
 from megatron.training.config.layout_rules import layout_problems
 from megatron.training.config.model_rules import model_problems
 from megatron.training.config.resolve import resolution_notes, resolve
@@ -121,7 +130,7 @@ def test_what_fits_is_accepted(flags: str, world_size: int):
         ("--moe-pad-expert-input-to-capacity", 1, "add --moe-expert-capacity-factor"),
         ("--moe-router-load-balancing-type aux_loss none --moe-aux-loss-coeff 1 0", 1, "or none alone"),
         ("--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1", 1, "one coefficient for"),
-        ("--moe-aux-loss-coeff -1", 1, "at least 0 each"),
+        ("--moe-aux-loss-coeff -1", 1, "at least 0; change: --moe-aux"),
         ("--moe-shared-expert-gate", 1, "add --moe-shared-expert-intermediate-size"),
         ("--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1 --logical-data-parallel-size 4", 2,
          "start 4 processes"),
@@ -199,19 +208,33 @@ def test_every_problem_is_raised_at_once():
         assert word in text
 
 
-@pytest.mark.parametrize("group", LEAST)
-def test_every_bound_holds(group: str):
+BOUNDS = (
+    *((group, name, (least - 1,), (least,)) for group, names in LEAST.items() for name, least in names.items()),
+    *((group, name, (MOST_FACTOR + 1, 1e20), (MOST_FACTOR,)) for group, names in FACTORS.items() for name in names),
+    *((group, name, (0, -1), (0.5,)) for group, names in ABOVE_ZERO.items() for name in names),
+    *((group, name, (0, 1.5, 1e30), (1e-8, 1)) for group, names in UP_TO_ONE.items() for name in names),
+    *((group, name, (-0.5, 1), (0, 0.5)) for group, names in BELOW_ONE.items() for name in names),
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "bad", "good"), BOUNDS, ids=[f"{group}.{name}" for group, name, *_ in BOUNDS]
+)
+def test_every_bound_holds(group: str, name: str, bad: tuple[float, ...], good: tuple[float, ...]):
     part = getattr(RunConfig(), group)
-    for name, least in LEAST[group].items():
-        for value, bad in ((least - 1, True), (least, False)):
-            config = dataclasses.replace(RunConfig(), **{group: dataclasses.replace(part, **{name: value})})
-            assert ((group, name) in range_problems(config)) == bad, (name, value)
+    for value in (*bad, *good):
+        of = (0, value) if isinstance(getattr(part, name), tuple) else value
+        config = dataclasses.replace(RunConfig(), **{group: dataclasses.replace(part, **{name: of})})
+        assert ((group, name) in range_problems(config)) == (value in bad), (name, value)
 
 
 def test_bounds_name_fields_that_exist():
     fields = {(group, flag.name) for group, cls in config_classes().items() for flag in flags_of(cls)}
     named = {
-        (group, name) for table in (LEAST, ABOVE_ZERO, BELOW_ONE) for group, names in table.items() for name in names
+        (group, name)
+        for table in (LEAST, FACTORS, ABOVE_ZERO, UP_TO_ONE, BELOW_ONE)
+        for group, names in table.items()
+        for name in names
     }
     assert named <= fields
 
