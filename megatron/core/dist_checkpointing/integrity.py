@@ -2,7 +2,7 @@
 
 Every file is read once, from start to end, by a thread that hashes it; what it has read of a tensor's values a process
 digests meanwhile. Digests are sums, the same in whatever order these are done. Memory holds ``AT_ONCE_BYTES`` for each
-process, whatever the sizes of files and tensors.
+digester, two a thread, whatever the sizes of files and tensors.
 """
 
 from __future__ import annotations
