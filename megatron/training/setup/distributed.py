@@ -119,6 +119,7 @@ def _is_name(host: str) -> bool:
 
 def stop_process_group() -> None:
     """Leave, and end the groups' threads; safe to call when nothing was started. The caller must hold no run any more.
+    Not for the end by an error: an exchange under way would be waited for, and the other rank may never come.
 
     The threads of a group end with its last reference, and torch drops but its own. One that wants the interpreter's
     lock, to free a tensor, while the interpreter ends is ended with the process ("terminate called without an active
