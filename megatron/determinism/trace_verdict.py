@@ -65,11 +65,6 @@ class Verdict:
     spread: str
     action: str
 
-    @property
-    def layer_scope(self) -> str:
-        """Scope without the operation of the backward that ran there."""
-        return self.first.mismatch.left.scope.partition("|")[0]
-
 
 def classify(scan: RankScan, scans: Mapping[int, RankScan], stream: RankStream) -> Finding:
     """What a rank's first mismatch is. ``stream`` is the rank's file in run A, to look for who made an input."""

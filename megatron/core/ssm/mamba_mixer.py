@@ -45,7 +45,7 @@ class MambaMixer(torch.nn.Module):
         super().__init__()
         tp = context.groups.tp.size
         sizes = mamba_sizes(config, tp)
-        self.layer, self.sizes = layer, sizes.local(tp)
+        self.sizes = sizes.local(tp)
         parts = sizes.in_proj_parts
         self.in_proj = NormColumnParallelLinear(
             f"{name}.in_proj", config.hidden_size, sum(parts), config, context, parts=parts

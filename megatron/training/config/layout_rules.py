@@ -32,7 +32,7 @@ def layout_problems(config: RunConfig, world_size: int) -> list[Problem]:
     pattern = pattern_of(model)
     if pattern is not None:
         problems += [*_tensor_problems(config, pattern), *_expert_problems(config, pattern)]
-    problems += _sequence_problems(config, pattern)
+    problems += _sequence_problems(config)
     problems += _logical_problems(config, world_size)
     problems += _global_balance_problems(config, world_size)
     problems += _batch_problems(config)
@@ -119,7 +119,7 @@ def _global_balance_problems(config: RunConfig, world_size: int) -> Iterator[Pro
         )
 
 
-def _sequence_problems(config: RunConfig, pattern: HybridPattern | None) -> Iterator[Problem]:
+def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
     tp, length = config.parallel.tensor_model_parallel_size, config.model.seq_length
     if config.parallel.sequence_parallel and length is not None:
         yield from _divides(tp, f"--sequence-parallel, {_TP}", length, "--seq-length", "--seq-length")
