@@ -221,6 +221,7 @@ class Session:
             "place": options.place,
             "torch": torch.__version__,
             "gpus": options.gpus,
+            "devices": options.devices,
             "steps": options.steps,
             "stop": options.stop,
             "seconds": self.elapsed_s,

@@ -114,8 +114,9 @@ def markdown(facts: Mapping[str, Any]) -> str:
 
 
 def _head(facts: Mapping[str, Any]) -> list[str]:
-    stopped = f"stopped after {facts['stop']}, devices reversed"
-    return [*HEAD[:3], stopped, "gone on with, devices rotated", "one trajectory with", HEAD[-1]]
+    several = facts["devices"] > 1
+    stopped = f"stopped after {facts['stop']}{', devices reversed' * several}"
+    return [*HEAD[:3], stopped, f"gone on with{', devices rotated' * several}", "one trajectory with", HEAD[-1]]
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -137,10 +138,10 @@ def draw(path: Path, facts: Mapping[str, Any]) -> None:
             for row in cells
         ]
         grid = axes.table(
-            cellText=[[text[:60] for text, _ in row] for row in cells],
+            cellText=[[text[:54] for text, _ in row] for row in cells],
             cellColours=colours,
             colLabels=_head(facts),
-            colWidths=[0.16, 0.04, 0.29, 0.16, 0.15, 0.12, 0.1],
+            colWidths=[0.16, 0.04, 0.28, 0.18, 0.16, 0.12, 0.08],
             cellLoc="left",
             loc="upper center",
         )

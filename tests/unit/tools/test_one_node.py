@@ -131,8 +131,8 @@ def test_report_says_what_was_kept_broken_and_not_run(tmp_path: Path) -> None:
         "DP2: from DP4": launched(layout="DP2", role="from DP4", against="DP4: first", good=True, iterations=[21, 35]),
         "DP4: the backend's sums": launched(role="the backend's sums", same=False, good=True, seen="different: first"),
     }
-    facts = {"launches": launches, "gpus": 4, "place": "4 x GPU", "torch": "2", "steps": 50, "stop": 20, "seconds": 9.0}
-    facts["left_out"] = ["EP8 (8 GPUs)"]
+    facts = {"launches": launches, "gpus": 4, "devices": 4, "place": "4 x GPU", "torch": "2", "steps": 50, "stop": 20}
+    facts |= {"seconds": 9.0, "left_out": ["EP8 (8 GPUs)"]}
     (row,) = rows_of(facts)
     assert [text for text, _ in row] == ["DP4", "4", "identical, 1 to 50", "DIFFERENT", "not run", "", "100 ms"]
     assert [good for _, good in row[2:5]] == [True, False, None]
