@@ -105,7 +105,7 @@ class DigestProcess:
 
 
 def _serve(memory: mmap.mmap, connection: Connection, parent: int) -> None:
-    # Whoever started this one ends it.
+    # The process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raw = torch.frombuffer(memory, dtype=torch.uint8)
     while os.getppid() == parent:

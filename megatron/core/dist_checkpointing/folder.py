@@ -141,7 +141,7 @@ def _find(root: Path, iteration: int | None) -> Path | None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the disk name this file, also those of calls that know a number only."""
+    """Errors of the disk name this file, also those of calls on an open file, which know no name."""
     try:
         yield
     except OSError as error:
@@ -149,7 +149,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring a folder's entries to the disk, where its file system knows of such a thing. Errors of the disk name the
+    """Bring a folder's entries to the disk, where its file system can do that. Errors of the disk name the
     folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -215,11 +215,12 @@ class PartFolder:
         return part_folder(self.root, self.iteration)
 
     def taken(self) -> FolderInUseError | None:
-        """Who has taken it for what a killed save left, and has removed it or writes into it; before it is complete."""
+        """The error to raise where another process took it for what a killed save left, and has removed it or writes
+        into it; ``None`` where none has. Only for a folder that is not complete yet."""
         return None if _writer_in(self.path) == self.writer else self.lost()
 
     def lost(self) -> FolderInUseError:
-        """What is to be said where another process has it."""
+        """The error to raise where another process has it."""
         others = sorted({_writer_in(path) for path in self.root.glob("iter_*.part")} - {None, self.writer})
         who = "; ".join(others) or "it is over by now"
         return FolderInUseError(
@@ -228,7 +229,7 @@ class PartFolder:
         )
 
     def require_mine(self) -> None:
-        """Nobody has.
+        """Make sure that no other process has taken it.
 
         Raises:
             FolderInUseError: see ``taken``.
@@ -283,8 +284,8 @@ def start_part(root: Path, iteration: int) -> PartFolder:
 
 
 def _take_away(left: Path) -> None:
-    """Remove what a killed save left, if it is still there once it is known to be nobody's: a save that goes on after
-    all moves it into place before, or finds that it is gone."""
+    """Remove what a killed save left. It is renamed first: a save that is alive after all has moved it into place by
+    then, or finds that it is gone."""
     own = left.with_name(f"{left.name.split('.')[0]}.{os.getpid()}_{time.time_ns()}.part")
     with contextlib.suppress(FileNotFoundError):
         left.rename(own)

@@ -167,7 +167,7 @@ class _FileCheck:
             progress.add(count)
 
     def _take(self) -> Digester:
-        """One whose memory nobody reads any more."""
+        """A digester whose memory is free."""
         if self._stop.is_set():
             raise CancelledError
         if not self._free:

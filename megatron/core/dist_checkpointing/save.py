@@ -50,7 +50,7 @@ class SaveRequest:
 
 
 class FolderTakenError(SaveFailedError):
-    """Another process saves into the same folder. Whoever tries again takes what that one writes away from it."""
+    """Another process saves into the same folder. A second attempt would take away what that process writes."""
 
 
 def save_checkpoint(request: SaveRequest, group: CheckpointGroup) -> None:

@@ -71,8 +71,8 @@ class HashingFile(io.RawIOBase):
         return len(view)
 
     def _write_back(self) -> None:
-        """Have the kernel begin to write what it holds; it does so when told that nobody will read it soon. A kernel
-        that takes no advice loses nothing."""
+        """Make the kernel begin to write its dirty pages, by the advice that they will not be read soon. Where that is
+        not heeded nothing is lost."""
         length = self.size - self._on_its_way
         if self._error is None and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
