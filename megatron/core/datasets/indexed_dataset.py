@@ -240,7 +240,7 @@ class IndexedDatasetBuilder:
         """Append one sequence to the current document.
 
         Raises:
-            ValueError: a token does not fit the token type.
+            ValueError: a token is no whole number, or does not fit the token type.
         """
         self._write(tokens)
         self._add_length(np.asarray(tokens).size)
@@ -249,7 +249,7 @@ class IndexedDatasetBuilder:
         """Append a whole document: its tokens, and the length of each of its sequences.
 
         Raises:
-            ValueError: the lengths do not add up to the tokens, or a token does not fit the token type.
+            ValueError: the lengths do not add up to the tokens; see ``add_item`` for the tokens.
         """
         if sum(lengths) != np.asarray(tokens).size:
             raise ValueError(f"lengths add up to {sum(lengths)}, the document has {np.asarray(tokens).size} tokens")
@@ -300,6 +300,8 @@ class IndexedDatasetBuilder:
 
     def _write(self, tokens: ArrayLike) -> None:
         array = np.asarray(tokens)
+        if array.size and not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"tokens of type {array.dtype.name}, which are no whole numbers that 64 bits hold")
         if array.size and (array.min() < self._range.min or array.max() > self._range.max):
             raise ValueError(f"tokens {array.min()}..{array.max()} do not fit {self._dtype.name}")
         self._file.write(array.astype(self._dtype).tobytes())

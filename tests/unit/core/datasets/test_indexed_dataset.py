@@ -61,6 +61,12 @@ def test_a_token_that_does_not_fit_is_refused(tmp_path: Path):
         for token in (65536, -1):
             with pytest.raises(ValueError, match="do not fit uint16"):
                 builder.add_item([1, token])
+        for token, kind in ((1.5, "float64"), (2.0, "float64"), (1 << 70, "object"), ("2", "str")):
+            with pytest.raises(ValueError, match=f"tokens of type {kind}"):
+                builder.add_item([token])
+        with pytest.raises(ValueError, match="bool"):
+            builder.add_document([True, False], [2])
+        builder.add_item([])
         with pytest.raises(ValueError, match="add up to 3"):
             builder.add_document([1, 2], [3])
     assert list(tmp_path.iterdir()) == []
