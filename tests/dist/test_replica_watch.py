@@ -8,7 +8,7 @@ import torch
 from megatron.core.config.errors import TrainingStoppedError
 from megatron.training.loop.build import Run
 from tests.support.ranks import run_ranks
-from tests.support.training import build_here
+from tests.support.training import build_here, master_of
 
 # The first test of a world trains for all of them.
 pytestmark = pytest.mark.timeout(400)
@@ -24,8 +24,7 @@ def _flip_last_bit(values: torch.Tensor) -> None:
 
 def _disturb(run: Run, what: str) -> None:
     if what == "masters":
-        piece = next(p for p in run.step.optimizer.state_pieces() if (p.kind, p.name) == ("main_params", NORM))
-        _flip_last_bit(piece.values)
+        _flip_last_bit(master_of(run, NORM))
         return
     params = {param.spec.name: param for chunk in run.chunks for param in chunk.model_parameters()}
     _flip_last_bit(params[what].data)

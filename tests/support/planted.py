@@ -32,7 +32,7 @@ from megatron.training.data.provider import tokenizer_from
 from megatron.training.loop.build import Run, assemble_run, params_dtype
 from megatron.training.loop.fingerprints import run_manifest
 from megatron.training.setup.environment import Launch
-from tests.support.training import TINY
+from tests.support.training import TINY, master_of
 
 TUNED = SimpleNamespace(best_config="BLOCK: 32")
 """Stands for a kernel whose tuner left its choice on it."""
@@ -194,8 +194,7 @@ def drifting_replica(run: Run, strikes: bool, rank: int) -> None:
     """Rank 1's copy of a parameter, and of its master, is not that of the others."""
     if strikes and rank == 1:
         change_memory(parameter(run, "router.weight").data)
-        piece = next(p for p in run.step.optimizer.state_pieces() if p.name.endswith("router.weight"))
-        change_memory(piece.values)
+        change_memory(master_of(run, "router.weight"))
 
 
 @contextmanager

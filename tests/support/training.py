@@ -88,6 +88,13 @@ def train(flags: str, steps: int, base: str = TINY) -> Trained:
     return Trained(steps=metrics, grads=grads, digests=digests)
 
 
+def master_of(run: Run, name: str) -> torch.Tensor:
+    """The master, as far as this rank holds it, of a parameter whose global name ends with ``name``; a view."""
+    held = ((state, piece) for state in run.step.optimizer.states for span in state.spans for piece in span.pieces)
+    state, piece = next((state, piece) for state, piece in held if piece.spec.name.endswith(name))
+    return state.view(state.main_params, piece.offset, piece.stop)
+
+
 def whole_gradients(ranks: list[Trained]) -> dict[str, torch.Tensor]:
     """Final gradients in global shape, put together from the pieces of all ranks; every element exactly once."""
     flat: dict[tuple[str, int], torch.Tensor] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from megatron.core.config.optimizer import OptimizerConfig
-from megatron.core.contracts.flat_buffer import FlatBuffer, Piece, Span
+from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
 from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.ops.registry import OpTable
 from megatron.core.optimizer.clip_grads import Measured, clip_factor, counts_here, measure, stop_not_finite
@@ -174,29 +174,22 @@ class Optimizer:
         )
         return measure(flats, self._norm_blocks, self.groups).norm
 
-    def state_pieces(self) -> Iterator[StatePiece]:
-        """Masters and moments held here, by logical shard; without padding."""
-        for state in self.states:
-            yield from self._pieces_of(state, state.spans)
-
     def owned_pieces(self) -> Iterator[StatePiece]:
-        """The part of them that this rank owns, whether or not it holds more. After the values of all ranks' pieces
-        were replaced, ``complete_state`` brings everything else in line."""
+        """Masters and moments that this rank owns, whether or not it holds more, by logical shard; without padding.
+        After the values of all ranks' pieces were replaced, ``complete_state`` brings everything else in line."""
         for state in self.states:
-            yield from self._pieces_of(state, state.buffer.owned)
-
-    def _pieces_of(self, state: ShardedState, spans: Sequence[Span]) -> Iterator[StatePiece]:
-        for kind, flat in state.tensors().items():
-            for piece in (piece for span in spans for piece in span.pieces):
-                yield StatePiece(
-                    kind=kind,
-                    name=piece.spec.name,
-                    spec=piece.spec,
-                    counted=self._counts(piece),
-                    shard=piece.shard,
-                    start=piece.start,
-                    values=state.view(flat, piece.offset, piece.stop),
-                )
+            owned = [piece for span in state.buffer.owned for piece in span.pieces]
+            for kind, flat in state.tensors().items():
+                for piece in owned:
+                    yield StatePiece(
+                        kind=kind,
+                        name=piece.spec.name,
+                        spec=piece.spec,
+                        counted=self._counts(piece),
+                        shard=piece.shard,
+                        start=piece.start,
+                        values=state.view(flat, piece.offset, piece.stop),
+                    )
 
     def complete_state(self) -> None:
         """From the owned pieces to the whole state of every rank: copies of masters and moments, working weights.

@@ -20,7 +20,7 @@ def _engine(dtype: torch.dtype):
 
 def test_masters_keep_what_bfloat16_loses() -> None:
     stage, _, optimizer = _engine(torch.bfloat16)
-    pieces = {(p.name, p.shard): p.values for p in optimizer.state_pieces() if p.kind == "main_params"}
+    pieces = {(p.name, p.shard): p.values for p in optimizer.owned_pieces() if p.kind == "main_params"}
     for param in stage.params:
         drawn = torch.empty(param.spec.local_shape)
         draw_parameter(param.spec, SEED, drawn)
@@ -33,7 +33,7 @@ def test_masters_keep_what_bfloat16_loses() -> None:
 
 def test_working_weights_follow_filled_masters() -> None:
     stage, _, optimizer = _engine(torch.bfloat16)
-    for piece in optimizer.state_pieces():
+    for piece in optimizer.owned_pieces():
         piece.values.fill_({"main_params": 1.0 + 2.0**-9, "exp_avg": 2.0, "exp_avg_sq": 3.0}[piece.kind])
     optimizer.write_working_weights()
     for param in stage.params:

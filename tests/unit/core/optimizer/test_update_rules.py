@@ -31,19 +31,19 @@ def _optimizer(kind: str) -> tuple[DistributedDataParallel, Optimizer]:
 def test_an_optimizer_keeps_and_digests_its_own_moments(kind: str) -> None:
     _, optimizer = _optimizer(kind)
     kinds = ["main_params", *MOMENTS[kind]]
-    assert list(dict.fromkeys(piece.kind for piece in optimizer.state_pieces())) == kinds
+    assert list(dict.fromkeys(piece.kind for piece in optimizer.owned_pieces())) == kinds
     assert list(optimizer.state_digests()) == list(optimizer.local_digests()) == ["params", *kinds]
 
 
 def test_sgd_steps_along_the_running_update_and_decays_matrices_alone() -> None:
     ddp, optimizer = _optimizer("sgd")
-    before = {(p.name, p.shard): p.values.clone() for p in optimizer.state_pieces() if p.kind == "main_params"}
+    before = {(p.name, p.shard): p.values.clone() for p in optimizer.owned_pieces() if p.kind == "main_params"}
     expected, update = dict(before), {place: torch.zeros_like(values) for place, values in before.items()}
     for step in range(2):
         for buffer in ddp.buffers:
             buffer.grad.fill_(0.25 + step)
         optimizer.step(lr=0.1, weight_decay=0.5, iteration=step + 1)
-        for piece in optimizer.state_pieces():
+        for piece in optimizer.owned_pieces():
             if piece.kind == "main_params":
                 place = (piece.name, piece.shard)
                 grad = torch.full_like(expected[place], 0.25 + step)
@@ -52,4 +52,4 @@ def test_sgd_steps_along_the_running_update_and_decays_matrices_alone() -> None:
                 update[place] = update[place] * 0.5 + grad
                 expected[place] = expected[place] - update[place] * 0.1
                 assert same_bits(piece.values, expected[place])
-    assert {piece.spec.weight_decay for piece in optimizer.state_pieces()} == {True, False}
+    assert {piece.spec.weight_decay for piece in optimizer.owned_pieces()} == {True, False}
