@@ -41,8 +41,6 @@ LATE_IMPORTS: dict[str, tuple[tuple[str, ...], str]] = {
 DYNAMIC_IMPORTS = {
     "megatron/core/__init__.py": "public names load on first use",
     "megatron/core/ops/": "finds the variants of each op, and the optional packages behind them",
-    "megatron/core/models/hybrid/": "--spec names a module of the user's",
-    "megatron/training/": "--spec names a module of the user's",
     "tools/docs/declared_ops.py": "loads the catalog once missing packages are stood in for",
 }
 

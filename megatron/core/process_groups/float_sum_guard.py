@@ -1,11 +1,11 @@
 """A guard at run time: floating-point sums handed to a backend are refused, whoever asks for them.
 
-The gate on our own sources sees ours; this one also sees a model of the user's (``--spec``) and outside packages.
+The gate on our own sources sees ours; this one also sees those of outside packages and of code around this package.
 It stands in two places, so that a function that was imported before is caught too: at the process group's own methods,
 where every Python caller of ``torch.distributed`` ends up, and in torch's dispatcher before the functional collectives,
 which go on to the backend in C++ (DTensor and compiled code call those). ``stated_order`` is how ``ordered_reduce``
-passes with a sum that has one order only. What it does not see is a caller in C++ that
-holds a process group: the reducer of ``DistributedDataParallel``.
+passes with a sum that has one order only. What it does not see is a caller in C++ that holds a process group: the
+reducer of ``DistributedDataParallel``.
 """
 
 from __future__ import annotations
