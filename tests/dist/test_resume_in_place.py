@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+from megatron.core.process_groups.collectives import gather_objects
+from megatron.training.loop import fingerprints
+from megatron.training.loop.fingerprints import Fingerprints, run_manifest
 from megatron.training.observe.fingerprint import FINGERPRINT_FILE, rank_file
 from tests.support.legs import finished, run_legs
+from tests.support.ranks import run_ranks
+from tests.support.training import build_here
 
 FIRST, LAST, TAKEN_UP = 4, 6, 2
 
@@ -55,3 +61,44 @@ def test_other_numbers_in_the_folder_stop_every_rank(tmp_path: Path) -> None:
     ended = run_legs(2, f"{words} --load {tmp_path}/checkpoints --ckpt-step {TAKEN_UP}")
     assert {rank.code for rank in ended} == {3}, ended
     assert str(path) in ended[0].error
+
+
+def _late_lines() -> None:
+    """The line of a step waits for the next one, as on a GPU, where digests are on their way."""
+    fingerprints._to_host = lambda values: (values, SimpleNamespace(synchronize=lambda: None))
+
+
+def test_the_last_line_of_a_run_is_written_and_compared_by_all(tmp_path: Path) -> None:
+    words = f"--train-iters 3 --fingerprint-dir {tmp_path}"
+    assert {rank.code for rank in run_legs(2, words, _late_lines)} == {0}
+    path = tmp_path / rank_file(1)
+    assert _iterations(path) == _iterations(tmp_path / FINGERPRINT_FILE) == [1, 2, 3]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["params"] = "0" * 32
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ended = run_legs(2, words, _late_lines)
+    assert {rank.code for rank in ended} == {4}, ended
+    assert ended[0].error.startswith("rank 1: iteration 3 of this run is not what"), ended
+
+
+def _left_by_one(folder: Path) -> list[object]:
+    """What the ranks tell each other while the second one closes its files, as after an error of its own: in a first
+    launch, and in one that does the same step again."""
+    _late_lines()
+    said = []
+    for _ in range(2):
+        run = build_here(f"--hybrid-layer-pattern M- --global-batch-size 2 --fingerprint-dir {folder}")
+        lines, reader = Fingerprints(run, run_manifest(run, start_iteration=0)), run.reader(run.splits.train)
+        lines.on_step(run.step.run(reader, 1, 0), reader)
+        if run.groups.world.rank == 1:
+            lines.close()
+        said.append(gather_objects(run.groups.world, ("after rank", run.groups.world.rank)))
+        lines.close()
+    return said
+
+
+def test_files_are_closed_by_one_rank_alone(tmp_path: Path) -> None:
+    told = [("after rank", 0), ("after rank", 1)]
+    assert run_ranks(2, _left_by_one, tmp_path) == [[told, told]] * 2
+    for name in (FINGERPRINT_FILE, rank_file(0), rank_file(1)):
+        assert _iterations(tmp_path / name) == [1]

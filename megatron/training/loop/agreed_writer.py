@@ -53,13 +53,17 @@ class AgreedWriter:
         """True where a line is due after this iteration; the same on all ranks."""
         return self._writer.wants(iteration)
 
+    def compares(self, iteration: int) -> bool:
+        """Whether some rank has a line of this iteration, or of a later one, already; the same on all ranks."""
+        return iteration <= self._last_known
+
     def write(self, shared: StepRecord, own: StepRecord) -> None:
         """Write a step, on every rank. See ``FingerprintWriter.write``.
 
         Raises:
             TrainingStoppedError: a line that is there already differs on some rank; on every rank.
         """
-        if shared.iteration > self._last_known:
+        if not self.compares(shared.iteration):
             self._writer.write(shared, own)
             return
         with stopping_together(self._group):

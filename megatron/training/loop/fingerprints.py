@@ -99,7 +99,7 @@ class Fingerprints:
     """Writes the lines of a run; every rank holds one and calls it after every step.
 
     On a GPU the line of a step is written when the next one is over, so that no step waits for digests; ``settle``
-    writes what is left, before anything that a later run may go on from.
+    writes what is left, before anything that a later run may go on from and at the end.
 
     Raises:
         ConfigError: the folder holds the fingerprint of a run with another trajectory.
@@ -168,9 +168,12 @@ class Fingerprints:
             self._writer.write(*waiting.records())
 
     def close(self) -> None:
-        """Write what is left, sync and close the files."""
+        """Write the line that waits, sync and close the files. Meets nobody, since an error may have left the other
+        ranks elsewhere: a line that is there already is not compared, which ``settle`` does at the end of a run."""
+        waiting, self._waiting = self._waiting, None
         try:
-            self.settle()
+            if waiting is not None and not self._writer.compares(waiting.numbers.iteration):
+                self._writer.write(*waiting.records())
         finally:
             self._writer.close()
 

@@ -72,6 +72,8 @@ def run_training(run: Run, started: float) -> None:
         tell = None if run.tracing is None else run.tracing.checkpoint
         with checkpoints.begin(manifest["trajectory"], run.step.schedule, before_save=settle, tell=tell):
             _train(run, readers, observers, fingerprints, ExitRule(run.config.training, started), checkpoints)
+            if settle is not None:
+                settle()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
