@@ -75,10 +75,13 @@ def save_checkpoint(request: SaveRequest, group: CheckpointGroup) -> None:
 
 
 def _failed(request: SaveRequest, failures: Sequence[str], taken: str | None) -> SaveFailedError:
-    kind, why = (SaveFailedError, failures) if taken is None else (FolderTakenError, [taken, *failures])
-    return kind(
-        f"the checkpoint of iteration {request.iteration} was not saved in {request.root}; what was complete before is "
-        f"still there: {'; '.join(why)}"
+    where = f"the checkpoint of iteration {request.iteration} was not saved in {request.root}"
+    if taken is not None:
+        why = failures if any(taken in each for each in failures) else [taken, *failures]
+        return FolderTakenError(f"{where}; what was complete before is still there: {'; '.join(why)}")
+    return SaveFailedError(
+        f"{where}: {'; '.join(failures)}; what was complete before is still there and can be loaded; change: make room "
+        "there or set right what is named, or another --save"
     )
 
 

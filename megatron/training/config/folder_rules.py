@@ -25,14 +25,7 @@ def folder_problems(config: RunConfig, rank: int = 0, world_size: int = 1) -> li
     """Paths that cannot be the folders they are named as; a folder that is not there yet is made later. What only the
     last rank writes need not be writable for others; the first one looks at it too, as its list is to be complete."""
     looks = rank in (0, world_size - 1)
-    written = {
-        "--save": config.checkpoint.save,
-        "--run-dir": config.logging.run_dir,
-        "--tensorboard-dir": config.logging.tensorboard_dir,
-        "--fingerprint-dir": config.fingerprint.fingerprint_dir,
-        "--trace-dir": config.trace.trace_dir,
-        "--data-cache-path": config.data.data_cache_path,
-    }
+    written = _written(config)
     read = {"--load": config.checkpoint.load, "--pretrained-checkpoint": config.checkpoint.pretrained_checkpoint}
     problems = []
     for flag, path in {**written, **read}.items():
@@ -44,6 +37,25 @@ def folder_problems(config: RunConfig, rank: int = 0, world_size: int = 1) -> li
             problems.append(Problem(f"{flag} {path or repr(path)}, {reason}", needed, change, local=True))
     problems += _shared_problems(config)
     return problems + _tokenizer_problems(config.tokenizer) or _one_checkpoint_problems(config.checkpoint)
+
+
+def _written(config: RunConfig) -> dict[str, str | None]:
+    """The folders that a run writes into, by flag."""
+    return {
+        "--save": config.checkpoint.save,
+        "--run-dir": config.logging.run_dir,
+        "--tensorboard-dir": config.logging.tensorboard_dir,
+        "--fingerprint-dir": config.fingerprint.fingerprint_dir,
+        "--trace-dir": config.trace.trace_dir,
+        "--data-cache-path": config.data.data_cache_path,
+    }
+
+
+def flag_of_written(config: RunConfig, name: str) -> str | None:
+    """The flag that names the folder a file is written in, the innermost of several; ``None`` where none does."""
+    folders = {flag: Path(folder).absolute() for flag, folder in _written(config).items() if folder}
+    inside = [flag for flag, folder in folders.items() if Path(name).absolute().is_relative_to(folder)]
+    return max(inside, key=lambda flag: len(folders[flag].parts), default=None)
 
 
 def _shared_problems(config: RunConfig) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ from megatron.core.config.errors import (
 from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.cli.parser import parse
 from megatron.training.config.data_sources import require_data_files
-from megatron.training.config.folder_rules import folder_problems, package_problems
+from megatron.training.config.folder_rules import flag_of_written, folder_problems, package_problems
 from megatron.training.config.idle import idle_notes
 from megatron.training.config.manifest import used_folder_problems
 from megatron.training.config.resolve import known_logical_layout, resolution_notes, resolve
@@ -175,10 +175,19 @@ def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
     except OSError as error:
         if error.errno not in DISK_ERRORS or error.filename is None:
             raise
-        print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
+        print(f"error on rank {rank}: {error}{_way_out(config, str(error.filename))}", file=sys.stderr, flush=True)
         return SaveFailedError.exit_code
     except KeyboardInterrupt:
         how = "--exit-signal-handler --exit-signal SIGINT would finish the step and save first"
         print(f"error on rank {rank}: interrupted; {how}", file=sys.stderr, flush=True)
         return INTERRUPTED
     return 0
+
+
+def _way_out(config: RunConfig, name: str) -> str:
+    """What to do where this file could not be written; nothing where no flag names its folder."""
+    flag, save = flag_of_written(config, name), config.checkpoint.save
+    if flag is None:
+        return ""
+    go_on = "" if save is None else f"; --load {save} goes on from the newest complete checkpoint there"
+    return f"; change: make room there or set right what is named, or another {flag}{go_on}"

@@ -15,7 +15,7 @@ from megatron.training.config.run import RunConfig
 from megatron.training.setup import command_line
 from megatron.training.setup.command_line import exit_code_of, refuse, start_up
 from tests.support.cpu_time import cpu_of_children_s
-from tests.support.settings import SMALL
+from tests.support.settings import SMALL, given
 
 PROGRAM = (
     "import sys\nfrom megatron.training.setup.command_line import checked_config, exit_code_of\n"
@@ -105,15 +105,19 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
             if error is not None:
                 raise error
 
-        return exit_code_of(body, RunConfig())
+        return exit_code_of(body, given("--fingerprint-dir", "/run/fp", "--save", "/run"))
 
     assert ending(None) == 0
     assert ending(ConfigError([Problem("--x", "y", "--x")])) == 2
     assert ending(DamagedInputError("a.bin is cut off")) == 3
     assert ending(TrainingStoppedError("iteration 3: nan")) == 4
     assert "error on rank 0: a.bin is cut off" in capsys.readouterr().err
-    assert ending(OSError(errno.ENOSPC, "No space left on device", "/run/metrics.jsonl")) == 1
-    assert "error on rank 0: [Errno 28] No space left on device: '/run/metrics.jsonl'" in capsys.readouterr().err
+    assert ending(OSError(errno.ENOSPC, "No space left on device", "/other/metrics.jsonl")) == 1
+    assert capsys.readouterr().err == "error on rank 0: [Errno 28] No space left on device: '/other/metrics.jsonl'\n"
+    assert ending(OSError(errno.ENOSPC, "No space left on device", "/run/fp/manifest.json")) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device: '/run/fp/manifest.json'; change: make room there or" in said
+    assert said.endswith("another --fingerprint-dir; --load /run goes on from the newest complete checkpoint there\n")
     assert ending(KeyboardInterrupt()) == 130
     assert "interrupted; --exit-signal-handler" in capsys.readouterr().err
     for other in (ZeroDivisionError(), OSError(errno.ENOSPC, "No space left"), OSError(errno.ENOENT, "none", "/x")):
