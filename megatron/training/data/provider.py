@@ -129,8 +129,7 @@ def _stop_together(
 def data_digest(splits: Splits) -> str:
     """SHA-256, in hex, of what decides the samples of a run and their order, without a path in it.
 
-    It covers the indices of every split, each data set's .idx file and .bin size, and the ids of end of document and
-    padding. Tokens themselves are not read.
+    It covers the indices of every split, each data set's ``content_digest`` and the ids of end of document and padding.
     """
     content = {name: None if data is None else _facts(data) for name, data in splits.by_name().items()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()

@@ -199,3 +199,24 @@ def test_content_digest_has_no_path_in_it(prefix: str, tmp_path: Path):
     write_documents(str(tmp_path / "other"), DOCUMENTS[:2])
     digests = [IndexedDataset(str(tmp_path / name)).content_digest() for name in ("d", "same", "other")]
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(("tokens", "at"), [(1000, 0), (1000, 517), (1000, 999), (600_000, 0), (600_000, 599_999)])
+def test_content_digest_knows_tokens_of_equal_lengths_apart(tmp_path: Path, tokens: int, at: int):
+    """All of a small file; of a large one its ends, and blocks between."""
+    text = np.arange(tokens) % 50
+    write_documents(str(tmp_path / "d"), [text])
+    text[at] += 1
+    write_documents(str(tmp_path / "changed"), [text])
+    assert (
+        IndexedDataset(str(tmp_path / "d")).content_digest()
+        != IndexedDataset(str(tmp_path / "changed")).content_digest()
+    )
+
+
+def test_content_digest_knows_another_text_of_equal_lengths_apart(tmp_path: Path):
+    digests = []
+    for seed in (1, 2):
+        write_documents(str(tmp_path / f"{seed}"), [np.random.default_rng(seed).integers(0, 50, 600_000)])
+        digests.append(IndexedDataset(str(tmp_path / f"{seed}")).content_digest())
+    assert digests[0] != digests[1]
