@@ -37,6 +37,7 @@ from megatron.training.config.run import RunConfig
 from megatron.training.config.validate import config_problems, without_repeats
 from megatron.training.setup.closed_pipe import outlasting_readers
 from megatron.training.setup.environment import Launch, export, find_launch, rank_or_zero, read_environment
+from megatron.training.setup.out_of_memory import out_of_memory
 from megatron.training.setup.pinned_environment import environment_problems, values_to_set
 
 DISK_ERRORS = (
@@ -156,8 +157,8 @@ def refuse(error: ConfigError | DamagedInputError, rank: int, *, local: bool = F
 @outlasting_readers(_GOES_ON)
 def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
     """Run to the end and return the exit code of the process: 0 done, 2 refused, 3 damaged input, 4 stopped by its own
-    watch, 1 a checkpoint or another file that the disk did not take, 130 interrupted from the keyboard. Other errors
-    are not caught: Python ends with a traceback and 1.
+    watch, 1 a checkpoint or another file that the disk did not take, or memory that is not there, 130 interrupted from
+    the keyboard. Other errors are not caught: Python ends with a traceback and 1.
 
     What stops one rank stops all of them, and the first has the words of the one it comes from. So it speaks at once,
     and the others only where nothing has ended them meanwhile.
@@ -176,6 +177,13 @@ def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
         if error.errno not in DISK_ERRORS or error.filename is None:
             raise
         print(f"error on rank {rank}: {error}{_way_out(config, str(error.filename))}", file=sys.stderr, flush=True)
+        return SaveFailedError.exit_code
+    except (MemoryError, RuntimeError) as error:
+        words = out_of_memory(error)
+        if words is None:
+            raise
+        change = "a smaller model, --micro-batch-size or --seq-length, more ranks or recomputation"
+        print(f"error on rank {rank}: {words}; --dry-run says what a rank needs; change: {change}", file=sys.stderr)
         return SaveFailedError.exit_code
     except KeyboardInterrupt:
         how = "--exit-signal-handler --exit-signal SIGINT would finish the step and save first"
