@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from megatron.determinism.trace_verdict import Verdict
 SCRIPT = "reproduce.py"
 
 _HEAD = '''\
-"""{title}
+"""{does} {name} of {scope} ({phase}).
 
-    {launch} {script} [repeats]
+    {launch} {script}{options}
 
 Arguments and results are those of the two runs; exit code 1 where any repeat differs from another or from run A.
 """
@@ -26,23 +27,27 @@ import torch
 
 from megatron.core.digest.bits import sha256_of
 from megatron.core.trace.flatten import named_tensors
+from megatron.determinism.reproduce import conclusion
 '''
 
 _BODY = """
-here, repeats = Path(__file__).parent, int(sys.argv[1]) if len(sys.argv) > 1 else 20
+here, repeats = Path(__file__).parent, {repeats}
 rank = {rank}
-runs = {{r: torch.load(here / f"run_{{r}}_rank_{{rank}}.pt", weights_only=False) for r in "ab"}}
-bits = lambda value: [sha256_of(t)[:16] for _, t in named_tensors(value)]
+load = lambda run: torch.load(here / f"run_{{run}}_rank_{{rank}}.pt", weights_only=False)
+bits = lambda value: tuple(sha256_of(t)[:16] for _, t in named_tensors(value))
 {call}
-for run, dump in runs.items():
-    print(f"rank {{rank}}, run {{run}}: inputs {{bits(dump['arguments'])}}, results {{bits(dump['results'])}}")
-    again = [bits(call(torch.load(here / f"run_{{run}}_rank_{{rank}}.pt", weights_only=False))) for _ in range(repeats)]
-    print(f"  {{repeats}} repeats: {{len(set(map(tuple, again)))}} different results, first {{again[0]}}")
-    runs[run]["again"] = again
-same_inputs = bits(runs["a"]["arguments"]) == bits(runs["b"]["arguments"])
+inputs, results, again = {{}}, {{}}, {{}}
+for run in "ab":
+    dump = load(run)
+    inputs[run], results[run] = bits(dump["arguments"]), bits(dump["results"])
+    print(f"rank {{rank}}, run {{run.upper()}}: inputs {{inputs[run]}}, results {{results[run]}}")
+    again[run] = [bits(call(load(run))) for _ in range(repeats)]
+    if repeats:
+        print(f"  {{repeats}} repeats: {{len(set(again[run]))}} different results, first {{again[run][0]}}")
+same_inputs = inputs["a"] == inputs["b"]{same_host}
 print("inputs of the two runs are", "the same" if same_inputs else "different")
-steady = all(again == runs["a"]["again"][0] for again in runs["a"]["again"])
-sys.exit(not steady or bits(runs["a"]["results"]) != bits(runs["b"]["results"]))
+print("verdict:", conclusion(rank, results, again, same_inputs))
+sys.exit(len(set(again["a"])) > 1 or results["a"] != results["b"])
 """
 
 _OP = """
@@ -89,8 +94,7 @@ def call(dump):
 """
 
 _SHOW = """
-def call(dump):
-    return dump["results"]
+call = None  # its arguments alone do not give its result
 """
 
 
@@ -109,27 +113,72 @@ def write_reproducer(folder: Path, verdict: Verdict, traces: tuple[Path, Path]) 
         return None
     folder.mkdir(parents=True, exist_ok=True)
     for (run, rank), path in dumps.items():
-        number = ranks.index(rank) if len(ranks) > 1 else 0
-        shutil.copyfile(path, folder / f"run_{run}_rank_{number}.pt")
+        shutil.copyfile(path, folder / f"run_{run}_rank_{rank}.pt")
     script = folder / SCRIPT
-    script.write_text(script_text(event, len(ranks)), encoding="utf-8")
+    script.write_text(script_text(verdict, ranks), encoding="utf-8")
     return script
 
 
-def script_text(event: Event, members: int) -> str:
-    """The script for one event."""
-    launch, rank, head, call = "python", "0", "", _SHOW
+def script_text(verdict: Verdict, ranks: Sequence[int]) -> str:
+    """The script for the verdict's first event, which the arguments of ``ranks`` are there for. An event that cannot be
+    computed again from its arguments is shown as it was."""
+    event = verdict.first.mismatch.left
+    launch, rank, head, call = "python", str(verdict.first.rank), "", _SHOW
     if event.kind == "op":
         path = event.name if event.name.count(".") == 2 else f"{event.name}.default"
         call = _OP.format(path=path, in_place=bool(event.outs) and event.outs[0].label == "self")
     elif event.kind == "kernel" and not event.name.endswith(".backward"):
         head, call = _KERNEL_HEAD.format(op=event.name, variant=event.meta["variant"]), _KERNEL
     elif event.kind in ("collective", "sum") and event.name not in ("exchange", "reduce_scatter_part"):
-        launch, rank = f"torchrun --nproc-per-node {members}", "dist.get_rank()"
-        head = _COLLECTIVE_HEAD.format(axis=event.meta["axis"], size=members)
+        launch, rank = f"torchrun --nproc-per-node {len(ranks)}", f"{list(ranks)}[dist.get_rank()]"
+        head = _COLLECTIVE_HEAD.format(axis=event.meta["axis"], size=len(ranks))
         call = (_COLLECTIVE if event.kind == "collective" else _SUM).format(name=event.name)
-    title = f"Repeats {event.name} of {event.scope or 'no module'} ({event.phase})."
-    return _HEAD.format(title=title, launch=launch, script=SCRIPT) + head + _BODY.format(rank=rank, call=call.strip())
+    again = call is not _SHOW
+    return (
+        _HEAD.format(
+            does="Repeats" if again else "Shows",
+            name=event.name,
+            scope=event.scope or "no module",
+            phase=event.phase,
+            launch=launch,
+            script=SCRIPT,
+            options=" [repeats]" * again,
+        )
+        + head
+        + _BODY.format(
+            rank=rank,
+            call=call.strip(),
+            repeats="int(sys.argv[1]) if len(sys.argv) > 1 else 20" if again else "0",
+            same_host=" and False  # the trace says that the host passed other values" * verdict.first.mismatch.args,
+        )
+    )
+
+
+def conclusion(
+    rank: int,
+    results: Mapping[str, tuple[str, ...]],
+    again: Mapping[str, Sequence[tuple[str, ...]]],
+    same_inputs: bool,
+) -> str:
+    """The sentence a script ends with, from the digests of what each run got (``results`` of ``a`` and ``b``) and of
+    what its arguments gave when repeated (``again``, as often for both; never where the event cannot be repeated)."""
+    repeats = len(again["a"])
+    if not repeats:
+        inputs, differing = ("the same" if same_inputs else "different"), results["a"] != results["b"]
+        outcome = "different" if differing else "the same"
+        return f"nothing was repeated; on rank {rank} the inputs of the two runs are {inputs}, the results {outcome}"
+    if any(len(set(seen)) > 1 for seen in again.values()) or (same_inputs and again["a"][0] != again["b"][0]):
+        return f"on rank {rank} the same arguments give different results when repeated: the operation does not repeat"
+    given = f"what {repeats} repeat{'s' * (repeats != 1)} of"
+    gives = "give" if repeats != 1 else "gives"
+    others = [run.upper() for run in "ab" if results[run] != again[run][0]]
+    if len(others) == 2:
+        return f"neither run's result on rank {rank} is {given} its arguments {gives}: here, alone, they give another"
+    if others:
+        right = "A" if others == ["B"] else "B"
+        return f"run {others[0]}'s result on rank {rank} is not {given} its arguments {gives}; run {right}'s is"
+    found = "nothing differs here" if same_inputs else "the inputs differ, so look for what made them"
+    return f"both runs' results on rank {rank} are {given} their arguments {gives}: {found}"
 
 
 def _dump_of(trace: TraceFolder, rank: int, verdict: Verdict) -> Path | None:

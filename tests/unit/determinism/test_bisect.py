@@ -12,8 +12,10 @@ import pytest
 
 from megatron.determinism.bisect import bisect
 from megatron.determinism.report import Exit
+from megatron.determinism.reproduce import conclusion
 
-# Writes what a run of one rank would: fingerprints, and a trace where one is asked for. Leg B differs in iteration 2.
+# Writes what a run of two ranks would: fingerprints, and traces where they are asked for. Leg B differs in iteration 2,
+# and there on rank 1 alone.
 LEG = """
 import argparse, dataclasses, json, sys
 from pathlib import Path
@@ -55,20 +57,21 @@ if o.trace_dir:
     first, _, stop = o.trace_iterations.partition(":")
     window = int(first), int(stop or first)
     scope, meta = "decoder.layers.3.mlp.router", {"dump": "000000.pt"} if o.trace_dump else {}
-    steps = {
-        i: [
-            op("aten.exp.default", "1", "2", scope),
-            op("aten.mul.Tensor", "2", "9" if wrong and i == 2 else "3", scope, meta=meta),
-        ]
-        for i in range(window[0], window[1] + 1)
-    }
-    write_trace(Path(o.trace_dir), {0: steps}, level=o.trace_level, iterations=window)
+    def steps(rank):
+        return {
+            i: [
+                op("aten.exp.default", "1", "2", scope),
+                op("aten.mul.Tensor", "2", "9" if rank and wrong and i == 2 else "3", scope, meta=meta),
+            ]
+            for i in range(window[0], window[1] + 1)
+        }
+    write_trace(Path(o.trace_dir), {rank: steps(rank) for rank in (0, 1)}, level=o.trace_level, iterations=window)
 if o.trace_dump and o.kind == "differs":
     import torch
     assert o.trace_dump == "decoder.layers.3"
     given = {"args": (torch.arange(3.0), 2.0), "kwargs": {}}
     results = torch.arange(3.0) * (2.5 if wrong else 2.0)
-    file = Path(o.trace_dir) / dump_folder(0) / "000000.pt"
+    file = Path(o.trace_dir) / dump_folder(1) / "000000.pt"
     file.parent.mkdir()
     torch.save({"kind": "op", "arguments": given, "results": results}, file)
 """
@@ -90,7 +93,7 @@ def test_operation_is_named_and_reproduced(tmp_path: Path):
     assert outcome.exit == Exit.DIFFERENT, said
     facts = outcome.facts
     assert (facts["iteration"], facts["op"], facts["module"]) == (2, "aten.mul.Tensor", "decoder.layers.3.mlp.router")
-    assert (facts["mechanism"], facts["origin_ranks"]) == ("operation", [0])
+    assert (facts["mechanism"], facts["origin_ranks"]) == ("operation", [1])
     assert [level["level"] for level in facts["levels"]] == ["metrics", "module", "kernel"]
     assert "--exit-interval" in facts["levels"][1]["flags"]
     script = Path(facts["reproducer"])
@@ -99,6 +102,28 @@ def test_operation_is_named_and_reproduced(tmp_path: Path):
     assert done.returncode == 1, done.stderr
     assert "inputs of the two runs are the same" in done.stdout
     assert done.stdout.count("3 repeats: 1 different results") == 2
+    assert re.findall("^rank .*, run .:", done.stdout, re.M) == ["rank 1, run A:", "rank 1, run B:"]
+    verdict = "verdict: run B's result on rank 1 is not what 3 repeats of its arguments give; run A's is"
+    assert done.stdout.splitlines()[-1] == verdict
+
+
+@pytest.mark.parametrize(
+    ("results", "again", "same_inputs", "said"),
+    [
+        ("xx", ("xx", "xx"), True, "both runs' results on rank 5 are what 2 repeats of their arguments give: nothing"),
+        ("xy", ("xx", "yy"), False, "both runs' results on rank 5 are what 2 repeats .* give: the inputs differ"),
+        ("xy", ("xx", "yy"), True, "on rank 5 the same arguments give different results when repeated"),
+        ("xx", ("xx", "xy"), True, "on rank 5 the same arguments give different results when repeated"),
+        ("xy", ("xx", "xx"), True, "run B's result on rank 5 is not what 2 repeats of its arguments give; run A's is"),
+        ("xy", ("y", "y"), True, "run A's result on rank 5 is not what 1 repeat of its arguments gives; run B's is"),
+        ("xx", ("zz", "zz"), True, "neither run's result on rank 5 is what 2 repeats of its arguments give"),
+        ("xy", ("", ""), True, "nothing was repeated; on rank 5 the inputs .* are the same, the results different"),
+    ],
+)
+def test_what_repeats_say(results: str, again: tuple[str, str], same_inputs: bool, said: str):
+    repeated = {run: [(digest,) for digest in digests] for run, digests in zip("ab", again, strict=True)}
+    sentence = conclusion(5, {run: (digest,) for run, digest in zip("ab", results, strict=True)}, repeated, same_inputs)
+    assert re.match(said, sentence), sentence
 
 
 def test_state_that_differs_on_a_rank_alone_is_followed_too(tmp_path: Path):
