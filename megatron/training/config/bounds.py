@@ -96,6 +96,36 @@ LEAST = {
 }
 """Least value of a setting, by group and field."""
 
+_WIDEST, _MOST_PARTS, _MOST_DEPTHS, _MOST_IDS = 2**20, 2**16, 2**10, 2**31 - 1
+MOST: dict[str, dict[str, int]] = {
+    "model": {
+        "hidden_size": _WIDEST,
+        "ffn_hidden_size": _WIDEST,
+        "kv_channels": _WIDEST,
+        "mamba_head_dim": _WIDEST,
+        "mamba_state_dim": _WIDEST,
+        "moe_ffn_hidden_size": _WIDEST,
+        "moe_shared_expert_intermediate_size": _WIDEST,
+        "moe_latent_size": _WIDEST,
+        "num_attention_heads": _MOST_PARTS,
+        "num_query_groups": _MOST_PARTS,
+        "mamba_num_heads": _MOST_PARTS,
+        "mamba_num_groups": _MOST_PARTS,
+        "num_moe_experts": _MOST_PARTS,
+        "mtp_num_layers": _MOST_DEPTHS,
+        "max_position_embeddings": _MOST_IDS,
+    },
+    "tokenizer": {
+        "vocab_size": _MOST_IDS,
+        "make_vocab_size_divisible_by": _MOST_IDS,
+        "padded_vocab_size": _MOST_IDS,
+        "tiktoken_num_special_tokens": _WIDEST,
+    },
+    "training": {"global_batch_size": 2**20, "eval_global_batch_size": 2**20},
+}
+"""Largest value of a setting, by group and field: far more than anybody has. What is planned by the piece (experts,
+depths, steps of a growing batch) ends in time, no weight has more bytes than 64 bits count, ids fit int32."""
+
 MOST_FACTOR = 1000
 FACTORS: dict[str, tuple[str, ...]] = {
     "model": (
@@ -170,6 +200,9 @@ def range_problems(config: RunConfig) -> dict[tuple[str, str], Problem]:
     for group, limits in LEAST.items():
         for name, least in limits.items():
             check(group, name, f"at least {least}", functools.partial(operator.le, least))
+    for group, limits in MOST.items():
+        for name, most in limits.items():
+            check(group, name, f"at most {most}", functools.partial(operator.ge, most))
     for table, needed, rule in _TABLES:
         for group, names in table.items():
             for name in names:

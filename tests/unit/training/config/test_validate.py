@@ -14,6 +14,7 @@ from megatron.training.config.bounds import (
     BELOW_ONE,
     FACTORS,
     LEAST,
+    MOST,
     MOST_FACTOR,
     UP_TO_ONE,
     missing_problems,
@@ -210,6 +211,7 @@ def test_every_problem_is_raised_at_once():
 
 BOUNDS = (
     *((group, name, (least - 1,), (least,)) for group, names in LEAST.items() for name, least in names.items()),
+    *((group, name, (most + 1, 10**17), (most,)) for group, names in MOST.items() for name, most in names.items()),
     *((group, name, (MOST_FACTOR + 1, 1e20), (MOST_FACTOR,)) for group, names in FACTORS.items() for name in names),
     *((group, name, (0, -1), (0.5,)) for group, names in ABOVE_ZERO.items() for name in names),
     *((group, name, (0, 1.5, 1e30), (1e-8, 1)) for group, names in UP_TO_ONE.items() for name in names),
@@ -232,7 +234,7 @@ def test_bounds_name_fields_that_exist():
     fields = {(group, flag.name) for group, cls in config_classes().items() for flag in flags_of(cls)}
     named = {
         (group, name)
-        for table in (LEAST, FACTORS, ABOVE_ZERO, UP_TO_ONE, BELOW_ONE)
+        for table in (LEAST, MOST, FACTORS, ABOVE_ZERO, UP_TO_ONE, BELOW_ONE)
         for group, names in table.items()
         for name in names
     }
@@ -241,7 +243,8 @@ def test_bounds_name_fields_that_exist():
 
 @pytest.mark.parametrize("flags", [f"{TP} 0", "--mamba-num-groups 0", "--micro-batch-size 0", "--mamba-head-dim 0",
                                    "--pipeline-model-parallel-size -1", "--expert-model-parallel-size 0",
-                                   "--num-experts -4", "--num-attention-heads 0", "--train-iters 0",
+                                   "--num-experts -4", "--num-experts 2147483648", "--hidden-size 2147483648",
+                                   "--num-attention-heads 0", "--train-iters 0",
                                    "--hidden-dropout 1", "--rotary-percent 1.5", "--adam-eps 0"])  # fmt: skip
 def test_value_out_of_range_is_the_only_complaint_about_it(flags: str):
     (problem,) = problems(flags, 2)
