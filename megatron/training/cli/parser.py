@@ -135,7 +135,8 @@ class _Reading:
         elif (switch := self._taken_back(word.spelling)) is not None:
             self._take_ours(word, switch, back=True)
         else:
-            problem, names = unknown_flag(word.spelling, (*self.flags, *MEGATRON_FLAGS.usable_spellings))
+            known = (*self.flags, *MEGATRON_FLAGS.usable_spellings)
+            problem, names = unknown_flag(word.spelling, self._texts(word), known)
             self.problems.append(problem)
             self.doubtful.update(names)
 

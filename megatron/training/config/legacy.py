@@ -51,7 +51,7 @@ class LegacyFlag:
         """Why the flag with these values is refused; ``None`` where it is taken."""
         given = " ".join([spelling, *values])
         if self.kind == "refused":
-            needed = f"a flag that works here; {self.reason}"
+            needed = f"a run without it: {self.reason}"
             return Problem(given, needed, self.change or f"leave out {spelling}")
         if self.kind == "only" and " ".join(values) not in self.accepted:
             needed = (

@@ -81,7 +81,8 @@ def saying_what_to_change(config: CheckpointConfig) -> Iterator[None]:
     except DamagedInputError as error:
         flags = {"--load": config.load, "--pretrained-checkpoint": config.pretrained_checkpoint}
         change = " or ".join(flag for flag, value in flags.items() if value is not None)
-        choose = "" if config.load is None else ", or choose an iteration with --ckpt-step"
+        said = config.load is None or "--ckpt-step" in str(error)
+        choose = "" if said else ", or choose an iteration with --ckpt-step"
         raise DamagedInputError(f"{error}; change {change}{choose}") from error
 
 

@@ -82,10 +82,21 @@ def test_last_of_repeated_flags_counts():
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--hiden-size", "64"], "given --hiden-size; needed: a flag that exists, spelt out in full; change: did you"),
+        (
+            ["--hiden-size", "64"],
+            "given --hiden-size 64; needed: a flag that exists, spelt out in full; change: did you",
+        ),
         (["--seq", "4"], "did you mean --seq-length"),
         (["--hidden_size", "4"], "did you mean --hidden-size"),
         (["--zzzzzzzz"], "--help lists every flag"),
+        (["--zzzzzzzz=1", "2", "3", "4"], "given --zzzzzzzz 1 2 3 ...; needed"),
+        (
+            ["--learning_rate", "3e-4"],
+            "given --learning_rate 3e-4; needed: a flag that exists, spelt out in full; change: did",
+        ),
+        (["--learning-rate", "3e-4"], "did you mean --lr?"),
+        (["--logdir", "a"], "did you mean --tensorboard-dir?"),
+        (["--ckpt-format", "zip"], "given --ckpt-format zip; needed: torch_dist, the only value taken; change:"),
         (["--lr", "fast"], "given --lr fast; needed: a finite number that fp32 holds; change: --lr"),
         *((["--lr", x], f"given --lr {x}; needed: a finite number") for x in ("nan", "inf", "3.41e38", "-1e300")),
         *((["--lr", x], f"given --lr {x}; needed: a finite number") for x in ("1e-38", "-1e-300")),

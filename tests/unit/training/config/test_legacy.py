@@ -46,7 +46,7 @@ def test_flag_given_twice_warns_once():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--fp16", "fp16 is not built; change: --bf16"),
+        ("--fp16", "given --fp16; needed: a run without it: fp16 is not built; change: --bf16"),
         ("--use-checkpoint-args", "settings come from the command line"),
         ("--load-main-params-from-ckpt", "change: --no-load-optim"),
         ("--non-persistent-save-interval 5", "one node"),

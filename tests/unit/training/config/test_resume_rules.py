@@ -301,6 +301,12 @@ def test_a_marker_that_is_none_names_the_flags(tmp_path: Path) -> None:
         _start("--load", str(tmp_path))
 
 
+def test_a_step_that_is_not_there_names_those_that_are_once(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    with pytest.raises(DamagedInputError, match=r"-step names it; --ckpt-step takes one of 4; change --load$"):
+        _start("--load", str(tmp_path), "--ckpt-step", "77")
+
+
 def test_a_step_below_0_is_a_wrong_flag_and_no_missing_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, 4)
     with pytest.raises(ConfigError, match="given --ckpt-step -3; needed: at least 0"):
