@@ -16,8 +16,9 @@ from typing import Any
 from megatron.core.config.errors import DamagedInputError
 from megatron.determinism.compare import compare, setting_lines
 from megatron.determinism.report import Exit, Outcome
-from megatron.determinism.reproduce import choices, write_reproducer
+from megatron.determinism.reproduce import choice_lines, choices, write_reproducer
 from megatron.determinism.trace_compare import compare_folders, describe_place
+from megatron.determinism.trace_mechanism import TO_REPEAT
 from megatron.determinism.trace_verdict import Verdict
 from megatron.determinism.validate import write_commands
 from megatron.determinism.verify import names_flag, run_leg
@@ -200,7 +201,7 @@ def _named(
         f"  in the fingerprints first at iteration {difference['iteration']}, in {', '.join(difference['fields'])}"
     ]
     lines += setting_lines(metrics.facts) + list(outcome.details)
-    lines += [f"  run {c['run']}, rank {c['rank']}: {c['op']} = {c['variant']} {c['config'] or ''}" for c in chosen]
+    lines += choice_lines(chosen)
     lines.append(f"  reproducer: {script}" if script else "  reproducer: none, the event's arguments were not kept")
     facts = {
         **outcome.facts,
@@ -217,7 +218,10 @@ def _named(
         "levels": search.levels,
     }
     where = f"{first.mechanism.name}: {describe_place(first)}, {verdict.spread}"
-    return replace(outcome, exit=Exit.DIFFERENT, verdict=where, details=tuple(lines), facts=facts)
+    action = outcome.next_action
+    if first.mechanism in TO_REPEAT:
+        action = "run the reproducer; " * (script is not None) + first.mechanism.action
+    return replace(outcome, exit=Exit.DIFFERENT, verdict=where, details=tuple(lines), next_action=action, facts=facts)
 
 
 def _parted(leg: Path, running: Path) -> bool:

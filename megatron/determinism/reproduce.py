@@ -36,17 +36,18 @@ rank = {rank}
 load = lambda run: torch.load(here / f"run_{{run}}_rank_{{rank}}.pt", weights_only=False)
 bits = lambda value: tuple(sha256_of(t)[:16] for _, t in named_tensors(value))
 {call}
-inputs, results, again = {{}}, {{}}, {{}}
+inputs, results, again, said = {{}}, {{}}, {{}}, []
 for run in "ab":
     dump = load(run)
     inputs[run], results[run] = bits(dump["arguments"]), bits(dump["results"])
-    print(f"rank {{rank}}, run {{run.upper()}}: inputs {{inputs[run]}}, results {{results[run]}}")
+    said.append(f"rank {{rank}}, run {{run.upper()}}: inputs {{inputs[run]}}, results {{results[run]}}")
     again[run] = [bits(call(load(run))) for _ in range(repeats)]
     if repeats:
-        print(f"  {{repeats}} repeats: {{len(set(again[run]))}} different results, first {{again[run][0]}}")
+        said.append(f"  {{repeats}} repeats: {{len(set(again[run]))}} different results, first {{again[run][0]}}")
 same_inputs = inputs["a"] == inputs["b"]{same_host}
-print("inputs of the two runs are", "the same" if same_inputs else "different")
-print("verdict:", conclusion(rank, results, again, same_inputs))
+said.append(f"inputs of the two runs are {{'the same' if same_inputs else 'different'}}")
+said.append(f"verdict: {{conclusion(rank, results, again, same_inputs)}}\\n")
+print("\\n".join(said), end="", flush=True)
 sys.exit(len(set(again["a"])) > 1 or results["a"] != results["b"])
 """
 
@@ -71,7 +72,9 @@ _KERNEL_HEAD = """from megatron.core.ops.catalog import ALL_OPS
 fn = {{op.spec.name: op for op in ALL_OPS}}["{op}"].variant("{variant}").fn
 """
 
-_COLLECTIVE_HEAD = """import torch.distributed as dist
+_COLLECTIVE_HEAD = """import atexit
+
+import torch.distributed as dist
 
 from megatron.core.ops.blocked_fold.reference import blocked_fold
 from megatron.core.process_groups import collectives
@@ -79,6 +82,7 @@ from megatron.core.process_groups.groups import Group
 from megatron.core.process_groups.ordered_reduce import OrderedSums
 
 dist.init_process_group("gloo")
+atexit.register(dist.destroy_process_group)
 group = Group(axis="{axis}", ranks=tuple(range({size})), rank=dist.get_rank(), handle=dist.group.WORLD)
 """
 
@@ -227,3 +231,18 @@ def choices(verdict: Verdict, traces: tuple[Path, Path]) -> list[dict[str, Any]]
                 if facts not in chosen:
                     chosen.append(facts)
     return chosen
+
+
+def choice_lines(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each different one of ``choices``, with the runs and ranks that made it."""
+    makers: dict[str, dict[str, list[int]]] = {}
+    for choice in chosen:
+        what = f"{choice['op']} = {choice['variant']} {choice['config'] or ''}".rstrip()
+        makers.setdefault(what, {}).setdefault(choice["run"], []).append(choice["rank"])
+    lines = []
+    for what, runs in makers.items():
+        ranks = {run: f"rank{'s' * (len(found) != 1)} {', '.join(map(str, found))}" for run, found in runs.items()}
+        both = len(runs) == 2 and runs["A"] == runs["B"]
+        who = [f"both runs, {ranks['A']}"] if both else [f"run {run}, {named}" for run, named in ranks.items()]
+        lines.append(f"  {'; '.join(who)}: {what}")
+    return lines

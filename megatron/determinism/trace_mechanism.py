@@ -88,12 +88,12 @@ UNORDERED = Mechanism(
 LIBRARY = Mechanism(
     "library_kernel",
     "a library product gave other bits from equal inputs",
-    "run the reproducer; if only one device shows it, test that device, otherwise pin the library's algorithm",
+    "if only one device shows it, test that device, otherwise pin the library's algorithm",
 )
 KERNEL = Mechanism(
     "operation",
     "the operation gave other bits from equal inputs",
-    "run the reproducer; read the operation for shared memory, streams or state it does not reset",
+    "read the operation for shared memory, streams or state it does not reset",
 )
 RACE = Mechanism(
     "race",
@@ -106,6 +106,8 @@ UNSEEN = Mechanism(
     "look for what writes this tensor unrecorded: another stream, a library, the host",
 )
 ARGUMENT = Mechanism("host_argument", "the host passed another value", "look at how the host computes this argument")
+TO_REPEAT = (LIBRARY, KERNEL)
+"""What repeating the operation alone, as the script that ``bisect`` writes does, tells most of."""
 
 
 def next_action(mechanism: Mechanism, level: str, start: int) -> str:
@@ -116,6 +118,11 @@ def next_action(mechanism: Mechanism, level: str, start: int) -> str:
     if mechanism is UNSEEN:
         more = [f"at level {LEVELS[-1]}"] * (level != LEVELS[-1]) + ["from an earlier iteration"] * (start > 1)
         return f"trace {', or '.join(more)}" if more else mechanism.action
+    if mechanism in TO_REPEAT:
+        return (
+            "let `megatron-determinism bisect` run the two commands: it writes a script that repeats this operation "
+            f"alone; {mechanism.action}"
+        )
     return mechanism.action
 
 

@@ -152,10 +152,12 @@ def _spread(first: Finding, ranks: tuple[int, ...], scans: Mapping[int, RankScan
         for axis, value in first.at.items()
         if all(scans[r].at.get(axis) == value for r in ranks) and any(scans[r].at.get(axis) != value for r in runners)
     ]
-    common = f", which have {', '.join(shared)} in common" if shared else ""
+    one = len(ranks) == 1
+    held = f" ({'its' if one else 'their'} {', '.join(shared)})" if shared else ""
     return (
-        f"{_ranks(ranks)} of {_ranks(runners)}{common}: topology, placement, distribution of inputs or order of "
-        "reduction, not the operation everywhere"
+        f"only {_ranks(ranks)} of {', '.join(map(str, runners))} {'differs' if one else 'differ'} at first{held}, so "
+        f"less the operation itself than something about {'that rank' if one else 'those ranks'}: topology, placement, "
+        "inputs or order of reduction"
     )
 
 

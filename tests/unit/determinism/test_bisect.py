@@ -12,7 +12,7 @@ import pytest
 
 from megatron.determinism.bisect import bisect
 from megatron.determinism.report import Exit
-from megatron.determinism.reproduce import conclusion
+from megatron.determinism.reproduce import choice_lines, conclusion
 
 # Writes what a run of two ranks would: fingerprints, and traces where they are asked for. Leg B differs in iteration 2,
 # and there on rank 1 alone.
@@ -94,6 +94,7 @@ def test_operation_is_named_and_reproduced(tmp_path: Path):
     facts = outcome.facts
     assert (facts["iteration"], facts["op"], facts["module"]) == (2, "aten.mul.Tensor", "decoder.layers.3.mlp.router")
     assert (facts["mechanism"], facts["origin_ranks"]) == ("operation", [1])
+    assert outcome.next_action.startswith("run the reproducer; read the operation for"), outcome.next_action
     assert [level["level"] for level in facts["levels"]] == ["metrics", "module", "kernel"]
     assert "--exit-interval" in facts["levels"][1]["flags"]
     script = Path(facts["reproducer"])
@@ -124,6 +125,22 @@ def test_what_repeats_say(results: str, again: tuple[str, str], same_inputs: boo
     repeated = {run: [(digest,) for digest in digests] for run, digests in zip("ab", again, strict=True)}
     sentence = conclusion(5, {run: (digest,) for run, digest in zip("ab", results, strict=True)}, repeated, same_inputs)
     assert re.match(said, sentence), sentence
+
+
+def test_equal_choices_are_said_once():
+    variants = {("A", 0): "triton", ("A", 1): "triton", ("B", 0): "triton", ("B", 1): "reference"}
+    chosen = [
+        {"run": run, "rank": rank, "op": "rope", "variant": "reference", "config": None} for run, rank in variants
+    ]
+    chosen += [
+        {"run": run, "rank": rank, "op": "norm", "variant": variant, "config": {"block": 64}}
+        for (run, rank), variant in variants.items()
+    ]
+    assert choice_lines(chosen) == [
+        "  both runs, ranks 0, 1: rope = reference",
+        "  run A, ranks 0, 1; run B, rank 0: norm = triton {'block': 64}",
+        "  run B, rank 1: norm = reference {'block': 64}",
+    ]
 
 
 def test_state_that_differs_on_a_rank_alone_is_followed_too(tmp_path: Path):
