@@ -153,7 +153,8 @@ def test_checkpoints_of_a_run_that_is_not_gone_on_with_are_left_alone(saved: Pat
     words = f"{QUICK} --load {saved} --finetune --save-interval 4 --exit-interval 1 --run-dir {tmp_path}/run"
     (ended,) = run_legs(1, f"{words} --save {saved}")
     assert ended.code == 2
-    assert "of another run: branches is none there and at iteration 8 (--finetune) here; needed" in ended.error
+    there = "the run there started from the seed and kept its settings"
+    assert f"{there}, this one took over the checkpoint of iteration 8 (--finetune); needed" in ended.error
     assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == before
     assert not (tmp_path / "run").exists()
     for _ in range(2):

@@ -121,24 +121,37 @@ def folder_problems(folder: Path, trajectory: Json, operational: Json) -> list[P
     launch: Json = there["launches"][-1] if there["launches"] else {}
     then, now = sources_part(launch.get("operational", {})), sources_part(operational)
     found = with_sources(differences(there["trajectory"], trajectory), then, now)
-    return _unlike(_PRINTS.format(folder), found, _OTHER_PRINTS)
+    return _unlike_prints(folder, found)
 
 
-_PRINTS = "whose fingerprint is in {}"
-_OTHER_PRINTS = "another --fingerprint-dir, or the settings of the run that is there"
+def _unlike_prints(folder: Path, found: list[tuple[str, Any, Any]]) -> list[Problem]:
+    if not found:
+        return []
+    given = f"--fingerprint-dir {folder} with the fingerprint of another run: {_both(found)}"
+    needed = "a folder without a fingerprint, or with this run's"
+    change = "another --fingerprint-dir, or the settings of the run that is there"
+    branches = next((now for path, _, now in telling(found) if path == "branches"), None)
+    return [Problem(given, needed, f"{change}{_left_out(branches)}", local=True)]
 
 
-def _unlike(which: str, found: list[tuple[str, Any, Any]], change: str) -> list[Problem]:
-    needed = f"as in the run {which}"
-    return [
-        Problem(
-            f"{flag_of(path)} {shown_value(path, now)}",
-            f"{shown_value(path, then)}, {needed}",
-            f"{change}{_left_out(now) if path == 'branches' else ''}",
-            local=True,
-        )
+def _both(found: list[tuple[str, Any, Any]]) -> str:
+    """What two runs differ in, as "--seed is 1 there and 2 here"; the first few."""
+    named = [
+        f"the run there {_way(then)}, this one {_way(now)}"
+        if path == "branches"
+        else f"{flag_of(path)} is {shown_value(path, then)} there and {shown_value(path, now)} here"
         for path, then, now in telling(found)
     ]
+    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return f"{'; '.join(named[:_NAMED])}{more}"
+
+
+def _way(branches: Any) -> str:
+    """How a run came to where it is, from its branches."""
+    if not branches:
+        return "started from the seed and kept its settings"
+    steps = (f"of iteration {each['iteration']} ({', '.join(each['why'])})" for each in branches)
+    return f"took over the checkpoint {', then that '.join(steps)}"
 
 
 def _left_out(branches: Any) -> str:
@@ -231,12 +244,7 @@ def save_folder_problems(config: RunConfig, source: Source | None, trajectory: J
         found = with_sources(differences(facts["trajectory"], trajectory), facts.get("sources", now), now)
     if not found:
         return []
-    named = [
-        f"{flag_of(p)} is {shown_value(p, then)} there and {shown_value(p, now)} here"
-        for p, then, now in telling(found)
-    ]
-    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    given = f"--save {root} with checkpoints of another run: {'; '.join(named[:_NAMED])}{more}"
+    given = f"--save {root} with checkpoints of another run: {_both(found)}"
     go_on = "" if source is not None else f", or --load {root} to go on from there"
     change = f"another --save{go_on}, or remove the checkpoints that are there"
     return [Problem(given, "a folder without checkpoints, or with this run's", change, local=True)]
@@ -258,7 +266,7 @@ def used_folder_problems(config: RunConfig, source: Source | None = None) -> lis
     problems += save_folder_problems(config, source)
     if prints is not None and (Path(prints) / MANIFEST_FILE).exists():
         found = _known_differences(read_manifest(Path(prints))["trajectory"], config)
-        problems += _unlike(_PRINTS.format(prints), found, _OTHER_PRINTS)
+        problems += _unlike_prints(Path(prints), found)
     return problems
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +155,9 @@ def with_stored_layout(given: RunConfig, source: Source | None, world_size: int)
     return dataclasses.replace(given, parallel=parallel)
 
 
-def require_same_model(config: RunConfig, source: Source) -> None:
-    """The settings that say what weights mean are those of the checkpoint.
+def require_same_model(config: RunConfig, source: Source, named: Collection[tuple[str, str]] = frozenset()) -> None:
+    """The settings that say what weights mean are those of the checkpoint. ``named`` are (group, field) of those that
+    were given, which are said first: others may follow from them.
 
     Raises:
         DamagedInputError: the checkpoint is of another model; names every setting that differs.
@@ -168,7 +169,8 @@ def require_same_model(config: RunConfig, source: Source) -> None:
     wrong = []
     # The rows of a learned table are weights.
     rows = {"max_position_embeddings"} if config.model.position_embedding_type == "learned_absolute" else set()
-    for name, value in mine.items():
+    for name in sorted(mine, key=lambda name: ("model", name) not in named):
+        value = mine[name]
         if name in MODEL_MAY_CHANGE - rows or name not in stored:
             continue
         theirs = stored[name]

@@ -91,7 +91,7 @@ def start_up(argv: Sequence[str], environment: Mapping[str, str]) -> StartUp:
     if source is None:
         fresh = require_nothing_to_load(config.checkpoint)
     else:
-        require_same_model(config, source)
+        require_same_model(config, source, parsed.named)
         problems = resume_problems(config, known_logical_layout(config), source)
     problems += used_folder_problems(config, source)
     if problems:

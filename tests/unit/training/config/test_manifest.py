@@ -15,10 +15,12 @@ from tests.support.settings import SMALL, effective
 
 
 def refused(*words: str) -> list[str]:
+    """What is wrong with the folder: of fingerprints what the runs differ in."""
     try:
         start_up([*SMALL, *words], {})
     except ConfigError as error:
-        return [problem.given for problem in error.problems]
+        (problem,) = error.problems
+        return problem.given.rpartition(" of another run: ")[2].split("; ")
     return []
 
 
@@ -27,10 +29,14 @@ def test_fingerprints_of_another_run_are_refused_early(tmp_path: Path):
     assert refused(*prints) == []
     write_folder(tmp_path / "f", [record(1)])
     assert refused(*prints) == refused(*prints, "--log-interval", "7") == []
-    assert refused(*prints, "--seed", "7", "--lr", "0.5") == ["--lr 0.5", "--seed 7"]
-    assert "--micro-batch-size 2" in refused(*prints, "--micro-batch-size", "2")
+    assert refused(*prints, "--seed", "7", "--lr", "0.5") == [
+        "--lr is 0.001 there and 0.5 here",
+        "--seed is 1234 there and 7 here",
+    ]
+    assert "--micro-batch-size is 1 there and 2 here" in refused(*prints, "--micro-batch-size", "2")
     (tmp_path / "f" / "manifest.json").write_text('{"trajectory": {"recipe": {"new": 1}}, "launches": []}')
-    assert {"recipe.new None", "--seed 1234"} <= {*refused(*prints)}
+    assert "recipe.new is 1 there and None here" in (found := refused(*prints))
+    assert len(found) == 6 and found[-1].startswith("and ") and found[-1].endswith(" more")
     (tmp_path / "f" / "manifest.json").write_text("{")
     with pytest.raises(DamagedInputError, match=r"manifest\.json is damaged"):
         start_up([*SMALL, *prints], {})
@@ -41,8 +47,8 @@ def test_rows_that_only_the_tokenizer_tells_are_compared_later(tmp_path: Path):
     words = ("--fingerprint-dir", str(tmp_path), "--padded-vocab-size", "512")
     assert refused(*words[:2]) == []
     assert refused(*words) == [
-        "--padded-vocab-size 512",
-        "--make-vocab-size-divisible-by, --padded-vocab-size 512",
+        "--padded-vocab-size is 384 there and 512 here",
+        "--make-vocab-size-divisible-by, --padded-vocab-size is 384 there and 512 here",
     ]
 
 

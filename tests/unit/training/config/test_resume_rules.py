@@ -301,6 +301,13 @@ def test_a_marker_that_is_none_names_the_flags(tmp_path: Path) -> None:
         _start("--load", str(tmp_path))
 
 
+def test_of_another_model_what_was_given_is_said_before_what_follows(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    named = r"another model: hidden_size is 64 there and 128 here \(--hidden-size\); .*kv_channels is 16 there"
+    with pytest.raises(DamagedInputError, match=named):
+        _start("--load", str(tmp_path), "--hidden-size", "128")
+
+
 def test_a_step_that_is_not_there_names_those_that_are_once(tmp_path: Path) -> None:
     write(tmp_path, 4)
     with pytest.raises(DamagedInputError, match=r"-step names it; --ckpt-step takes one of 4; change --load$"):
