@@ -32,17 +32,18 @@ def parse_blend(words: Sequence[str], flag: str) -> Blend:
         ConfigError: some of the words in the weights' places are numbers and some are not; a number is without its
             prefix; a weight is not above 0; a prefix is empty; or there are too many members.
     """
-    weights = [_number(word) for word in words[::2]] if len(words) % 2 == 0 else []
+    weights = [_number(word) for word in words[::2]]
     given = f"{flag} {' '.join(words[:8])}{' ...' if len(words) > 8 else ''}"
     numbers = [word for word in words if _number(word) is not None]
-    if numbers and len(words) % 2:
-        needed = f"a prefix behind every weight, or no weights; {len(words)} words with {numbers[0]!r} are neither"
-        raise ConfigError([Problem(given, needed, f"{flag}; a file whose name is a number as ./{numbers[0]}")])
-    if not weights or all(weight is None for weight in weights):
+    bare = next((word for word, weight in zip(words[::2], weights, strict=True) if weight is None), None)
+    if not numbers or (len(words) % 2 == 0 and all(weight is None for weight in weights)):
         blend = Blend(prefixes=tuple(word.strip() for word in words), weights=None)
-    elif any(weight is None for weight in weights):
-        missing = next(word for word, weight in zip(words[::2], weights, strict=True) if weight is None)
-        raise ConfigError([Problem(given, f"a number in every second place or in none; {missing!r} is none", flag)])
+    elif bare is not None or len(words) % 2:
+        wrong_word = f"{words[-1]!r} is a weight with no prefix behind it"
+        if bare is not None:
+            wrong_word = f"{bare!r} is a prefix with no weight before it"
+        needed = f"a weight before every prefix, or before none; {wrong_word}"
+        raise ConfigError([Problem(given, needed, f"{flag}; a file whose name is a number as ./{numbers[0]}")])
     else:
         known = tuple(weight for weight in weights if weight is not None)
         blend = Blend(prefixes=tuple(word.strip() for word in words[1::2]), weights=known)

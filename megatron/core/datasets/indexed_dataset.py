@@ -40,10 +40,16 @@ def idx_path(prefix: str) -> Path:
 
 
 def missing_files(prefix: str) -> str | None:
-    """Which of its two files a data set lacks, in words, with the name that may be meant; ``None``: it has both."""
-    missing = [str(p) for p in (idx_path(prefix), bin_path(prefix)) if not p.is_file()]
-    if not missing:
+    """Which of its two files a data set lacks, in words, with the name that may be meant, or what is there in the place
+    of one; ``None``: it has both."""
+    lacking = [path for path in (idx_path(prefix), bin_path(prefix)) if not path.is_file()]
+    if not lacking:
         return None
+    for path in lacking:
+        if path.exists():
+            kind = "a directory" if path.is_dir() else "a FIFO" if path.is_fifo() else "a device or a socket"
+            return f"{path}: it is {kind}, not a file; the data set {prefix} needs two files"
+    missing = [str(path) for path in lacking]
     inside = (str(path.with_suffix("")) for path in sorted(Path(prefix).glob("*.idx")))
     others = itertools.chain(_other_spellings(prefix), inside)
     near = next((p for p in others if p != prefix and idx_path(p).is_file()), None)

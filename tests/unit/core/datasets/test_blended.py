@@ -38,17 +38,28 @@ def test_spelling(words, prefixes, weights):
 
 
 @pytest.mark.parametrize(
-    "words", [("1", "a", "x", "b"), ("0", "a"), ("-1", "a", "2", "b"), ("nan", "a"), ("inf", "a"), ("1", "a", "2")]
+    ("words", "wrong"),
+    [
+        (("1", "a", "x", "b"), "'x' is a prefix with no weight before it"),
+        (("0.7", "a", "0.3"), "'0.3' is a weight with no prefix behind it"),
+        (("0.7", "a", "b"), "'b' is a prefix with no weight before it"),
+        (("a", "0.7", "b"), "'a' is a prefix with no weight before it"),
+        (("1",), "'1' is a weight with no prefix behind it"),
+    ],
 )
-def test_bad_spelling_is_refused(words):
-    with pytest.raises(ConfigError, match="--train-data-path"):
+def test_the_word_out_of_place_is_named(words, wrong):
+    with pytest.raises(ConfigError) as caught:
         parse_blend(words, "--train-data-path")
+    (problem,) = caught.value.problems
+    assert problem.given == f"--train-data-path {' '.join(words)}"
+    assert problem.needed == f"a weight before every prefix, or before none; {wrong}"
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("1e400", "a", "1", "b"), "1e400 is inf"),
+        (("-1", "a", "2", "b"), "-1 is -1.0"),
         (("1", "a", "nan", "b"), "nan is nan"),
         (("1", "a", "0", "b"), "0 is 0.0"),
         (("1e308", "a", "1e308", "b"), "their sum is inf"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 from pathlib import Path
 
@@ -132,6 +133,8 @@ LENGTHS, POINTERS, BORDERS = 34, 34 + 12, 34 + 36
 DAMAGE = {
     "no idx": (lambda i, b: i.unlink(), "d.idx: no such file"),
     "no bin": (lambda i, b: b.unlink(), "d.bin: no such file"),
+    "a FIFO": (lambda i, b: (b.unlink(), os.mkfifo(b)), "d.bin: it is a FIFO, not a file"),
+    "a folder": (lambda i, b: (i.unlink(), i.mkdir()), "d.idx: it is a directory, not a file"),
     "empty idx": (lambda i, b: i.write_bytes(b""), "d.idx: truncated"),
     "short header": (lambda i, b: _cut(i, 33), "d.idx: truncated"),
     "idx cut": (lambda i, b: _cut(i, 60), "d.idx: truncated"),
