@@ -80,7 +80,7 @@ def test_one_recipe_twice_is_identical(folders: Path) -> None:
     ("other", "inputs", "iteration", "changed", "kept"),
     [
         ("seed", {"seed", "data_digest"}, 1, {"lm_loss", "grad_norm", "params", "data", "rng"}, {"learning_rate"}),
-        ("order", set(), 1, {"lm_loss", "grad_norm", "exp_avg", "data"}, {"learning_rate", "rng", "params"}),
+        ("order", {"data_digest"}, 1, {"lm_loss", "grad_norm", "exp_avg", "data"}, {"learning_rate", "rng", "params"}),
         ("bit", set(), 1, {"params", "main_params"}, {"data", "learning_rate", "rng"}),
         ("rate", {"recipe.optimizer.lr"}, 2, {"learning_rate"}, {"lm_loss", "grad_norm", "data", "exp_avg"}),
     ],

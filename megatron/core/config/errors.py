@@ -34,6 +34,9 @@ class ConfigError(ValueError):
         count = len(self.problems)
         super().__init__(f"configuration refused, {count} problem{'s' * (count != 1)}:\n" + "\n".join(lines))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
+        return ConfigError, (self.problems,)
+
 
 class DamagedInputError(RuntimeError):
     """A checkpoint or data file is damaged, incomplete or of another model; the message names it. Exit code 3."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron.core.config.errors import DamagedInputError, TrainingStoppedError
+from megatron.core.config.errors import ConfigError, DamagedInputError, TrainingStoppedError
 from megatron.core.process_groups.collectives import gather_objects
 from megatron.core.process_groups.groups import Group
 from megatron.training.observe.fingerprint import FingerprintWriter, StepRecord
@@ -18,20 +19,22 @@ def stopping_together(group: Group) -> Iterator[None]:
     """What one rank raises in the block stops every rank after it; collective.
 
     Raises:
-        DamagedInputError, TrainingStoppedError: the rank's own, else that of the first rank that has one, which is
-            named.
+        ConfigError, DamagedInputError, TrainingStoppedError: the rank's own, else that of the first rank that has one,
+            which is named.
     """
-    failure: DamagedInputError | TrainingStoppedError | None = None
+    failure: ConfigError | DamagedInputError | TrainingStoppedError | None = None
     try:
         yield
-    except (DamagedInputError, TrainingStoppedError) as error:
+    except (ConfigError, DamagedInputError, TrainingStoppedError) as error:
         failure = error
-    said: list[Any] = gather_objects(group, failure and (type(failure), str(failure)))
+    said: list[Any] = gather_objects(group, failure)
     if failure is not None:
         raise failure
     for rank, found in enumerate(said):
+        if isinstance(found, ConfigError):
+            raise ConfigError([replace(problem, given=f"rank {rank}: {problem.given}") for problem in found.problems])
         if found is not None:
-            raise found[0](f"rank {rank}: {found[1]}")
+            raise type(found)(f"rank {rank}: {found}")
 
 
 class AgreedWriter:
@@ -39,6 +42,7 @@ class AgreedWriter:
     by all of them together. New lines cost no meeting.
 
     Raises:
+        ConfigError: another process writes a file; on every rank.
         DamagedInputError: a file is damaged; on every rank.
     """
 

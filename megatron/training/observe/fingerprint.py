@@ -14,6 +14,7 @@ not needed here.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from megatron.core.config.errors import DamagedInputError, TrainingStoppedError
+from megatron.core.config.errors import ConfigError, DamagedInputError, Problem, TrainingStoppedError
 from megatron.core.dist_checkpointing.folder import naming
 
 FINGERPRINT_FILE = "fingerprint.jsonl"
@@ -149,13 +150,15 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 class FingerprintFile:
     """One file, open for appending; lines that are there already are checked instead of repeated.
 
-    A cut-off last line is what a full disk or a crashed machine leaves: it is removed when the file is opened.
+    A cut-off last line is what a full disk or a crashed machine leaves: it is removed when the file is opened. The file
+    belongs to this process until it ends, on disks that have locks.
     """
 
     def __init__(self, path: Path) -> None:
         """Open or create ``path``, whose folder exists.
 
         Raises:
+            ConfigError: another process writes it.
             DamagedInputError: a line before the last is damaged.
         """
         self.path = path
@@ -168,6 +171,17 @@ class FingerprintFile:
             line = parse_line(raw, path, number)
             self._known[int(line["iteration"] or 0)] = (offset, len(raw))
         os.lseek(self._file, 0, os.SEEK_END)
+        # Behind the reading: the lock of a process ends with the first of its handles that is closed.
+        self._lock()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Others say that the disk has no locks.
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                given = f"--fingerprint-dir {self.path.parent}, whose {self.path.name} another process is writing"
+                raise ConfigError([Problem(given, "a folder of this run's own", "--fingerprint-dir")]) from error
 
     @property
     def known(self) -> Collection[int]:
@@ -218,6 +232,7 @@ class FingerprintWriter:
         """Open this rank's files. ``prepare_folder`` has run on the first rank, and all ranks know.
 
         Raises:
+            ConfigError: another process writes one.
             DamagedInputError: a file is damaged.
         """
         self._interval = interval

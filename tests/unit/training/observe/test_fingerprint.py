@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.core.config.errors import DamagedInputError, TrainingStoppedError
+from megatron.core.config.errors import ConfigError, DamagedInputError, TrainingStoppedError
 from megatron.training.observe.fingerprint import (
     FINGERPRINT_FILE,
     KEYS,
@@ -158,3 +158,18 @@ def test_first_rank_keeps_both_files_and_others_their_own(tmp_path: Path):
     assert rank_file(1) == "rank_00001.jsonl"
     assert read_lines(tmp_path / rank_file(1))[2]["params"] == f"{1:032x}"
     assert read_lines(tmp_path / FINGERPRINT_FILE)[2]["params"] == f"{2:032x}"
+
+
+def test_a_file_that_another_process_writes_is_refused_until_that_has_ended(tmp_path: Path):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom megatron.training.observe.fingerprint import FingerprintFile\n"
+        "file = FingerprintFile(Path(sys.argv[1]))\nprint('open', flush=True)\nsys.stdin.read()\n"
+    )
+    path = tmp_path / "f.jsonl"
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(ConfigError, match=r"--fingerprint-dir .*, whose f\.jsonl another process is writing"):
+            FingerprintFile(path)
+        other.kill()
+    FingerprintFile(path).close()
