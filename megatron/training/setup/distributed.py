@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import re
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -18,6 +21,8 @@ from megatron.training.setup.environment import Launch, export
 
 RESOLVE_S = 60.0
 """How long a name may take to become known, as that of a container that is still starting."""
+PATIENCE_S = 15.0
+"""How long ranks wait for each other without a word."""
 
 
 def pick_device(backend: str | None, launch: Launch) -> torch.device:
@@ -57,24 +62,41 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
         if launch.source != "torchrun":
             export({"MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port)})
         _require_known_address(launch)
+        place = f"{launch.address} with MASTER_PORT={launch.master_port}"
+        within = f"within {timeout_minutes} minute{'s' * (timeout_minutes != 1)}"
         try:
-            dist.init_process_group(
-                name,
-                rank=launch.rank,
-                world_size=launch.world_size,
-                timeout=datetime.timedelta(minutes=timeout_minutes),
-                device_id=device if name == "nccl" else None,
-            )
+            with _saying_that_it_waits(launch, f"all {launch.world_size} ranks to meet at {place} {within}"):
+                dist.init_process_group(
+                    name,
+                    rank=launch.rank,
+                    world_size=launch.world_size,
+                    timeout=datetime.timedelta(minutes=timeout_minutes),
+                    device_id=device if name == "nccl" else None,
+                )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
-            place = f"MASTER_ADDR={launch.master_addr} with MASTER_PORT={launch.master_port}"
             reason = str(error).splitlines()[0]
             problem = Problem(
                 f"{place} for rank {launch.rank} of {launch.world_size} ({reason})",
-                f"a place where all {launch.world_size} ranks meet within {timeout_minutes} minutes",
+                f"a place where all {launch.world_size} ranks meet {within}",
                 "MASTER_ADDR or MASTER_PORT, which the launcher sets, or start every rank",
             )
             raise ConfigError([problem]) from error
     return name
+
+
+@contextlib.contextmanager
+def _saying_that_it_waits(launch: Launch, what: str) -> Iterator[None]:
+    """Where the block takes longer than ``PATIENCE_S``, the first rank of each machine says what it waits for."""
+    words = f"warning: rank {launch.rank} waits for {what}"
+    timer = threading.Timer(PATIENCE_S, print, [words], {"file": sys.stderr, "flush": True})
+    if launch.local_rank == 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        if launch.local_rank == 0:
+            timer.cancel()
+            timer.join()
 
 
 def _require_known_address(launch: Launch) -> None:
@@ -87,7 +109,7 @@ def _require_known_address(launch: Launch) -> None:
     give_up = time.monotonic() + (RESOLVE_S if _is_name(launch.master_addr) else 0.0)
     waiting = False
     while (reason := _why_unknown(launch.master_addr, launch.master_port)) is not None:
-        given = f"MASTER_ADDR={launch.master_addr} for rank {launch.rank} of {launch.world_size} ({reason})"
+        given = f"{launch.address} for rank {launch.rank} of {launch.world_size} ({reason})"
         if time.monotonic() >= give_up:
             change = "MASTER_ADDR; for torchrun --master-addr, or --local-addr of the first machine with c10d"
             raise ConfigError([Problem(given, "a name or address that this machine can look up", change, local=True)])

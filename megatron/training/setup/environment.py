@@ -22,7 +22,8 @@ class Launch:
     """What the launcher says about this process.
 
     ``local_rank`` counts the processes of one machine; ``source`` is ``torchrun``, ``slurm`` or ``single``. The first
-    rank listens at ``master_addr:master_port``.
+    rank listens at ``master_addr:master_port``; ``named_by`` is the variable that the address of several ranks
+    comes from, ``None`` where none is set.
     """
 
     rank: int = 0
@@ -31,6 +32,15 @@ class Launch:
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_MASTER_PORT
     source: str = "single"
+    named_by: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the ranks meet and who says so, for a message."""
+        if self.named_by == "MASTER_ADDR":
+            return f"MASTER_ADDR={self.master_addr}"
+        by = "MASTER_ADDR is not set" if self.named_by is None else f"the first machine of {self.named_by}"
+        return f"{self.master_addr} ({by})"
 
 
 def read_environment() -> dict[str, str]:
@@ -143,13 +153,15 @@ def _check_ranks(reader: _Reader, names: tuple[str, str], rank: int | None, worl
 
 def _launch(reader: _Reader, rank: int | None, world: int | None, local: int | None, source: str) -> Launch:
     """The launch; zeros stand where a problem was noted."""
+    address, named_by = _master_address(reader.environment)
     return Launch(
         rank=rank or 0,
         world_size=world or 1,
         local_rank=local or 0,
-        master_addr=_master_address(reader.environment),
+        master_addr=address,
         master_port=_port(reader),
         source=source,
+        named_by=named_by,
     )
 
 
@@ -160,12 +172,13 @@ def _port(reader: _Reader) -> int:
     return port or DEFAULT_MASTER_PORT
 
 
-def _master_address(environment: Mapping[str, str]) -> str:
-    """MASTER_ADDR, else the first machine of SLURM's list, else this machine."""
+def _master_address(environment: Mapping[str, str]) -> tuple[str, str | None]:
+    """MASTER_ADDR, else the first machine of SLURM's list, else this machine; with the variable that names it."""
     if "MASTER_ADDR" in environment:
-        return environment["MASTER_ADDR"]
-    nodes = environment.get("SLURM_JOB_NODELIST", environment.get("SLURM_NODELIST", ""))
-    return first_host(nodes) or "127.0.0.1"
+        return environment["MASTER_ADDR"], "MASTER_ADDR"
+    name = "SLURM_JOB_NODELIST" if "SLURM_JOB_NODELIST" in environment else "SLURM_NODELIST"
+    host = first_host(environment.get(name, ""))
+    return (host, name) if host else ("127.0.0.1", None)
 
 
 def first_host(nodes: str) -> str:

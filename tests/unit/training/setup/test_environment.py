@@ -35,16 +35,25 @@ def test_nothing_set_is_one_process():
 
 def test_torchrun():
     assert find_launch(TORCHRUN) == Launch(
-        rank=5, world_size=8, local_rank=1, master_addr="node7", master_port=1234, source="torchrun"
+        rank=5,
+        world_size=8,
+        local_rank=1,
+        master_addr="node7",
+        master_port=1234,
+        source="torchrun",
+        named_by="MASTER_ADDR",
     )
 
 
 def test_slurm_variables_alone_are_enough():
     nodes = {"SLURM_JOB_NODELIST": "gpu[003-004]"}
-    assert find_launch({**SLURM, **nodes}) == Launch(
-        rank=5, world_size=8, local_rank=1, master_addr="gpu003", master_port=29500, source="slurm"
+    found = find_launch({**SLURM, **nodes})
+    assert found == Launch(
+        rank=5, world_size=8, local_rank=1, master_addr="gpu003", source="slurm", named_by="SLURM_JOB_NODELIST"
     )
-    assert find_launch(SLURM).master_addr == "127.0.0.1"
+    assert found.address == "gpu003 (the first machine of SLURM_JOB_NODELIST)"
+    assert find_launch({**SLURM, **nodes, "MASTER_ADDR": "a"}).address == "MASTER_ADDR=a"
+    assert find_launch(SLURM).address == "127.0.0.1 (MASTER_ADDR is not set)"
     assert find_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size == 1
 
 
