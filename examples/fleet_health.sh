@@ -14,14 +14,19 @@
 #   REFERENCE=...    fingerprint folder of such a run on a machine that is trusted: every device must equal it
 #   PYTHON=python    interpreter
 #
-# Exit code 0: healthy. 4: a device failed; every failure is one line. 2: nothing is said of the machine: the command
-# could not start and why (a flag, a file, a package), or DIR holds results of this machine already.
+# Every run that begins is a line on stderr, every failure one on stdout. Exit code 0: healthy. 4: a device failed. 2:
+# nothing is said of the machine: the command could not start and why (a flag, a file, a package), or DIR holds results of
+# this machine already.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 refuse() {
     echo "fleet_health: $1" >&2
     exit 2
+}
+
+begins() {
+    echo "fleet_health: after $SECONDS s: $1" >&2
 }
 
 python=${PYTHON:-python} steps=${STEPS:-20} repeats=${REPEATS:-2} host=$(hostname) failed=0 unready="" extra=()
@@ -37,8 +42,9 @@ command -v "${python%% *}" >/dev/null || refuse "PYTHON=$python: no such program
 [[ $($python -m megatron.determinism.leg_log /dev/null 7 2>/dev/null </dev/null) == 7 ]] ||
     refuse "PYTHON=$python: not Python 3.11 or later"
 folder=${DIR:-runs/fleet_health}/$host
-[[ ! -e $folder ]] || refuse "$folder is there already: name another DIR"
-mkdir -p "$folder" || refuse "$folder cannot be made: name another DIR"
+another="name another folder: DIR=runs/another bash examples/fleet_health.sh"
+[[ ! -e $folder ]] || refuse "$folder is there already: remove it, or $another"
+mkdir -p "$folder" || refuse "$folder cannot be made: $another"
 
 # train NAME LAUNCHER DEVICES [FLAGS...]: one run into $folder/NAME.
 train() {
@@ -87,6 +93,7 @@ require_started() {
 }
 
 for ((run = 1; run <= repeats; run++)); do
+    begins "run $run of $repeats, $steps steps on every device by itself ($devices in all); logs in $folder"
     declare -A running=()
     for ((device = 0; device < devices; device++)); do
         train "device_${device}_run_$run" "$python" "$device" "$@" &
@@ -111,6 +118,7 @@ done
 if ((devices > 1)); then
     all=$(seq -s , 0 $((devices - 1)))
     launcher="$python -m torch.distributed.run --standalone --nproc-per-node $devices" code=0
+    begins "one run on all of them together"
     GPUS=$devices train together "$launcher" "$all" "$@" || code=$?
     ((code == 0)) || judge "all devices together" together "$code"
     require_started

@@ -4,6 +4,7 @@ command that cannot start says nothing of a machine."""
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def test_a_healthy_machine_passes_and_its_results_are_kept(tmp_path: Path):
     assert done.stdout.startswith(f"healthy: {HOST}, 2 devices, 1 runs of 3 steps each")
     again = fleet_health(tmp_path / "fleet")
     assert again.returncode == 2
+    assert "is there already: remove it, or name another folder: DIR=" in again.stderr
     reference = tmp_path / "fleet" / HOST / "device_0_run_1"
     other = fleet_health(tmp_path / "other", DEVICES="1", REFERENCE=str(reference))
     assert other.returncode == 0, other.stdout + other.stderr
@@ -60,7 +62,7 @@ def test_a_flag_that_is_refused_is_no_sick_device(tmp_path: Path):
     done = fleet_health(tmp_path / "fleet", "--hidden-sise", "8")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("fleet_health: the command could not start (exit code 2):\nerror: configuration refu")
+    assert "\nfleet_health: the command could not start (exit code 2):\nerror: configuration refu" in done.stderr
     assert done.stderr.count("--hidden-sise") == 1
     assert not (tmp_path / "fleet" / HOST).exists(), "the folder can be named again"
 
@@ -98,7 +100,11 @@ def test_what_a_run_that_failed_says_of_the_device(tmp_path: Path, code: str, sa
     else:
         assert done.returncode == 2, done.stdout
         assert done.stdout == ""
-        assert done.stderr == f"fleet_health: the command could not start (exit code {code}):\n{says}\n"
+        begins, reason = done.stderr.split("\n", 1)
+        assert re.match(
+            r"fleet_health: after \d+ s: run 1 of 1, 3 steps on every device by itself \(1 in all\);", begins
+        )
+        assert reason == f"fleet_health: the command could not start (exit code {code}):\n{says}\n"
 
 
 def test_a_command_that_trains_nothing_is_not_healthy(tmp_path: Path):
