@@ -155,6 +155,7 @@ def test_checkpoints_of_a_run_that_is_not_gone_on_with_are_left_alone(saved: Pat
     assert ended.code == 2
     there = "the run there started from the seed and kept its settings"
     assert f"{there}, this one took over the checkpoint of iteration 8 (--finetune); needed" in ended.error
+    assert "that are there; or leave out --finetune, to go on with the run that is there" in ended.error
     assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == before
     assert not (tmp_path / "run").exists()
     for _ in range(2):

@@ -130,8 +130,7 @@ def _unlike_prints(folder: Path, found: list[tuple[str, Any, Any]]) -> list[Prob
     given = f"--fingerprint-dir {folder} with the fingerprint of another run: {_both(found)}"
     needed = "a folder without a fingerprint, or with this run's"
     change = "another --fingerprint-dir, or the settings of the run that is there"
-    branches = next((now for path, _, now in telling(found) if path == "branches"), None)
-    return [Problem(given, needed, f"{change}{_left_out(branches)}", local=True)]
+    return [Problem(given, needed, f"{change}{_left_out(found)}", local=True)]
 
 
 def _both(found: list[tuple[str, Any, Any]]) -> str:
@@ -154,8 +153,9 @@ def _way(branches: Any) -> str:
     return f"took over the checkpoint {', then that '.join(steps)}"
 
 
-def _left_out(branches: Any) -> str:
-    """The flags behind the last branch: a launch that only goes on does without them."""
+def _left_out(found: list[tuple[str, Any, Any]]) -> str:
+    """The flags behind the last branch, where nothing else differs: a launch that only goes on does without them."""
+    branches = next((now for path, _, now in telling(found) if path == "branches"), None)
     flags = [why for why in branches[-1]["why"] if why.startswith("--")] if branches else []
     return f"; or leave out {', '.join(flags)}, to go on with the run that is there" if flags else ""
 
@@ -246,7 +246,7 @@ def save_folder_problems(config: RunConfig, source: Source | None, trajectory: J
         return []
     given = f"--save {root} with checkpoints of another run: {_both(found)}"
     go_on = "" if source is not None else f", or --load {root} to go on from there"
-    change = f"another --save{go_on}, or remove the checkpoints that are there"
+    change = f"another --save{go_on}, or remove the checkpoints that are there{_left_out(found)}"
     return [Problem(given, "a folder without checkpoints, or with this run's", change, local=True)]
 
 

@@ -19,6 +19,7 @@ from megatron.core.config.errors import (
     SaveFailedError,
     TrainingStoppedError,
 )
+from megatron.core.dist_checkpointing.folder import MARKER_FILE
 from megatron.training.cli.dump import argument_dump, help_text, wants_help
 from megatron.training.cli.parser import parse
 from megatron.training.config.data_sources import require_data_files
@@ -197,5 +198,6 @@ def _way_out(config: RunConfig, name: str) -> str:
     flag, save = flag_of_written(config, name), config.checkpoint.save
     if flag is None:
         return ""
-    go_on = "" if save is None else f"; --load {save} goes on from the newest complete checkpoint there"
+    saved = save is not None and (Path(save) / MARKER_FILE).exists()
+    go_on = f"; --load {save} goes on from the newest complete checkpoint there" if saved else ""
     return f"; change: make room there or set right what is named, or another {flag}{go_on}"

@@ -50,7 +50,7 @@ def pick_device(backend: str | None, launch: Launch) -> torch.device:
 def start_process_group(launch: Launch, backend: str | None, device: torch.device, timeout_minutes: int) -> str:
     """Join the other ranks; nothing to do for a world of one. Returns the backend in use.
 
-    Where torchrun has not done it, the meeting place is put into the environment, which is where torch looks for it.
+    The meeting place is put into the environment, which is where torch looks for it; torchrun has done so already.
 
     Raises:
         ConfigError: the ranks do not meet there.
@@ -59,8 +59,7 @@ def start_process_group(launch: Launch, backend: str | None, device: torch.devic
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if launch.world_size > 1:
-        if launch.source != "torchrun":
-            export({"MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port)})
+        export({"MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port)})
         _require_known_address(launch)
         place = f"{launch.address} with MASTER_PORT={launch.master_port}"
         within = f"within {timeout_minutes} minute{'s' * (timeout_minutes != 1)}"

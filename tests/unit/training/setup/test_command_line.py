@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem, TrainingStoppedError
+from megatron.core.dist_checkpointing.folder import MARKER_FILE
 from megatron.training.config.run import RunConfig
 from megatron.training.setup import command_line
 from megatron.training.setup.command_line import exit_code_of, refuse, start_up
@@ -96,7 +98,7 @@ def test_help_ends_well_and_other_ranks_stay_silent():
     assert run("--help", RANK="1", WORLD_SIZE="2").stdout == ""
 
 
-def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -105,7 +107,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
             if error is not None:
                 raise error
 
-        return exit_code_of(body, given("--fingerprint-dir", "/run/fp", "--save", "/run"))
+        return exit_code_of(body, given("--fingerprint-dir", f"{tmp_path}/fp", "--save", str(tmp_path)))
 
     assert ending(None) == 0
     assert ending(ConfigError([Problem("--x", "y", "--x")])) == 2
@@ -114,10 +116,14 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert "error on rank 0: a.bin is cut off" in capsys.readouterr().err
     assert ending(OSError(errno.ENOSPC, "No space left on device", "/other/metrics.jsonl")) == 1
     assert capsys.readouterr().err == "error on rank 0: [Errno 28] No space left on device: '/other/metrics.jsonl'\n"
-    assert ending(OSError(errno.ENOSPC, "No space left on device", "/run/fp/manifest.json")) == 1
+    full = OSError(errno.ENOSPC, "No space left on device", f"{tmp_path}/fp/manifest.json")
+    assert ending(full) == 1
     said = capsys.readouterr().err
-    assert "No space left on device: '/run/fp/manifest.json'; change: make room there or" in said
-    assert said.endswith("another --fingerprint-dir; --load /run goes on from the newest complete checkpoint there\n")
+    assert f"No space left on device: '{tmp_path}/fp/manifest.json'; change: make room there or" in said
+    assert said.endswith("or another --fingerprint-dir\n")
+    (tmp_path / MARKER_FILE).write_text("4")
+    assert ending(full) == 1
+    assert f"-dir; --load {tmp_path} goes on from the newest complete checkpoint" in capsys.readouterr().err
     assert ending(KeyboardInterrupt()) == 130
     assert "interrupted; --exit-signal-handler" in capsys.readouterr().err
     for other in (ZeroDivisionError(), OSError(errno.ENOSPC, "No space left"), OSError(errno.ENOENT, "none", "/x")):

@@ -16,11 +16,16 @@ from megatron.training.setup.distributed import start_process_group
 from megatron.training.setup.environment import Launch
 
 
-def test_a_meeting_place_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test leaves in the variables goes with it."""
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+
+def test_a_meeting_place_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(port))
         launch = Launch(rank=0, world_size=2, master_port=port, named_by="MASTER_ADDR")
         with pytest.raises(ConfigError) as refused:
             start_process_group(launch, "gloo", torch.device("cpu"), 1)
@@ -43,7 +48,6 @@ def test_an_address_that_nobody_knows_is_named(monkeypatch: pytest.MonkeyPatch, 
     now = itertools.count(step=20.0)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: unknown(host))
     monkeypatch.setattr(distributed, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
-    monkeypatch.setenv("MASTER_ADDR", address)
     launch = Launch(rank=1, world_size=2, local_rank=1, master_addr=address, source="torchrun", named_by="MASTER_ADDR")
     with pytest.raises(ConfigError) as refused:
         start_process_group(launch, "gloo", torch.device("cpu"), 1)
