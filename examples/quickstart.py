@@ -178,7 +178,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"  {layout.name}, launch 1 and launch {number}: {words}")
         if not learned:
             print(f"  {layout.name}: the loss did not fall")
-        curves |= {f"{layout.name}, launch {n}": leg / "metrics.jsonl" for n, leg in enumerate(legs, 1)}
+        curves[layout.name] = [leg / "metrics.jsonl" for leg in legs]
     picture = folder / "curves.png"
     draw_curves(curves, picture, "Independent launches of each layout")
     print(f"Picture: {picture}")
