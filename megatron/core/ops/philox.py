@@ -7,8 +7,12 @@ the *global* tensor, so any piece of a draw can be made alone and every layout g
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import torch
+
+from megatron.core.contracts.param_spec import Box, LogicalShard
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -16,6 +20,10 @@ _LOW = 0xFFFFFFFF
 
 Key = tuple[int, int]
 """Two 32-bit words."""
+
+_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 20}
+"""Elements drawn at a time: a dozen int64 tensors of them live at once. Those of a processor fit its cache, those of a
+GPU are long enough that launches do not count."""
 
 
 def philox(counters: tuple[torch.Tensor, ...], key: Key) -> tuple[torch.Tensor, ...]:
@@ -46,7 +54,7 @@ def uniform(key: Key, index: torch.Tensor) -> torch.Tensor:
     return (random_words(key, index)[0] >> 8).to(torch.float32) * 2.0**-24
 
 
-def box_index(shape: tuple[int, ...], box: tuple[tuple[int, int], ...], device: torch.device) -> torch.Tensor:
+def box_index(shape: tuple[int, ...], box: Box, device: torch.device) -> torch.Tensor:
     """Row-major global indices (int64) of the elements of a box of a tensor of ``shape``."""
     index = torch.zeros((), dtype=torch.int64, device=device)
     for dim, (start, stop) in enumerate(box):
@@ -56,6 +64,45 @@ def box_index(shape: tuple[int, ...], box: tuple[tuple[int, int], ...], device: 
     return index
 
 
+def shard_index(
+    shape: tuple[int, ...], shard: LogicalShard, start: int, stop: int, device: torch.device
+) -> torch.Tensor:
+    """Row-major global indices (int64) of elements ``start ... stop`` of a shard of a tensor of ``shape``; elements
+    of the shard count in its own row-major order."""
+    extents, first = shard.shape, shard.boxes[0]
+    place = torch.arange(start, stop, dtype=torch.int64, device=device)
+    index = place + sum(begin * math.prod(shape[dim + 1 :]) for dim, (begin, _) in enumerate(first))
+    for dim, extent in enumerate(extents):
+        stride, inner = math.prod(shape[dim + 1 :]), math.prod(extents[dim + 1 :])
+        if dim == shard.dim:
+            border = 0
+            for before, box in pairwise(shard.boxes):
+                border += before[dim][1] - before[dim][0]
+                if skipped := box[dim][0] - before[dim][1]:
+                    index += (place // inner % extent >= border) * (skipped * stride)
+        # Every step of the dims before this one passes over what the shard lacks of this one.
+        if extent != shape[dim] and inner * extent < stop:
+            index += place // (inner * extent) * ((shape[dim] - extent) * stride)
+    return index
+
+
+def draw_into(
+    out: torch.Tensor,
+    shape: tuple[int, ...],
+    shard: LogicalShard,
+    draw: Callable[[torch.Tensor], torch.Tensor],
+    start: int = 0,
+) -> None:
+    """Fill ``out`` (contiguous, of any shape) with ``draw`` of the global indices of the elements of a shard of a
+    tensor of ``shape``, from the shard's element ``start`` on. What ``draw`` returns is rounded once to the type of
+    ``out``. It is called with a bounded number of indices at a time, whatever the shape."""
+    flat = out.view(-1)
+    for piece in flat.split(_AT_ONCE[out.device.type]) if out.numel() else ():
+        stop = start + piece.numel()
+        piece.copy_(draw(shard_index(shape, shard, start, stop, out.device)))
+        start = stop
+
+
 def keep_mask(key: Key, index: torch.Tensor, drop_probability: float) -> torch.Tensor:
     """Boolean dropout mask: True (keep) with probability ``1 - drop_probability``, by an integer comparison.
 
@@ -63,3 +110,10 @@ def keep_mask(key: Key, index: torch.Tensor, drop_probability: float) -> torch.T
     """
     words = torch.stack(random_words(key, index >> 2))
     return words.gather(0, (index & 3).unsqueeze(0)).squeeze(0) >= round(drop_probability * 2.0**32)
+
+
+def box_mask(key: Key, shape: tuple[int, ...], box: Box, drop_probability: float, device: torch.device) -> torch.Tensor:
+    """``keep_mask`` of all elements of a box of a tensor of ``shape``: one byte each, the integers in small pieces."""
+    keep = torch.empty([stop - start for start, stop in box], dtype=torch.bool, device=device)
+    draw_into(keep, shape, LogicalShard(index=0, boxes=(box,)), lambda index: keep_mask(key, index, drop_probability))
+    return keep

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from megatron.core.contracts.flat_buffer import FlatBuffer, Piece
-from megatron.core.contracts.param_spec import ParamSpec
 from megatron.core.digest.bits import same_bits
 from megatron.core.ops.adam_pieces.plan import UpdatePlan
 from megatron.core.ops.digest_pieces.table import PieceAt
 from megatron.core.optimizer.shard_plan import StateOffsets, split_by_owner
 from megatron.core.optimizer.state_kinds import MAIN_PARAMS, MOMENTS
-from megatron.core.rng.initial_values import draw_parameter
+from megatron.core.rng.counter import draw_shard
+
+_AT_ONCE = 1 << 22
+"""Elements compared at a time."""
 
 
 class ShardedState:
@@ -73,20 +75,14 @@ class ShardedState:
         return flat[begin : begin + stop - start]
 
     def _draw_masters(self, seed: int) -> None:
-        by_spec: dict[ParamSpec, list[Piece]] = {}
         for piece in self.held():
-            by_spec.setdefault(piece.spec, []).append(piece)
-        for spec, pieces in by_spec.items():
-            drawn = torch.empty(spec.local_shape, dtype=torch.float32, device=self.main_params.device)
-            draw_parameter(spec, seed, drawn)
-            rows = drawn.view(len(spec.shards), -1)
-            place = {shard.index: i for i, shard in enumerate(spec.shards)}
-            for piece in pieces:
-                values = rows[place[piece.shard], piece.start : piece.start + piece.length]
-                working = self.buffer.weights[piece.offset : piece.stop]
-                if not same_bits(values.to(working.dtype), working):
+            spec, drawn = piece.spec, self.view(self.main_params, piece.offset, piece.stop)
+            shard = next(shard for shard in spec.shards if shard.index == piece.shard)
+            draw_shard(spec, shard, seed, drawn, piece.start)
+            working = self.buffer.weights[piece.offset : piece.stop]
+            for values, weights in zip(drawn.split(_AT_ONCE), working.split(_AT_ONCE), strict=True):
+                if not same_bits(values.to(weights.dtype), weights):
                     raise ValueError(f"{spec.name} does not hold the initial values of seed {seed}")
-                self.view(self.main_params, piece.offset, piece.stop).copy_(values)
 
     def share(self) -> None:
         """Where every rank holds the whole state, complete it from the owned spans of all of them; nothing to do where

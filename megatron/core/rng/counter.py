@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
 
 import torch
 
-from megatron.core.contracts.param_spec import Initial, LogicalShard
-from megatron.core.ops.philox import Key, box_index, keep_mask, random_words, uniform
+from megatron.core.contracts.param_spec import Initial, LogicalShard, ParamSpec
+from megatron.core.ops.philox import Key, box_mask, draw_into, random_words, uniform
 
-__all__ = ["Key", "box_index", "draw_initial", "draw_shard", "keep_mask", "key_of", "uniform", "uniform_double"]
-
-_DRAW_ELEMENTS = 1 << 22
+__all__ = ["Key", "box_mask", "draw_initial", "draw_into", "draw_shard", "key_of", "uniform", "uniform_double"]
 
 
 def key_of(*parts: int | str) -> Key:
@@ -50,26 +47,8 @@ def draw_initial(initial: Initial, key: Key, index: torch.Tensor) -> torch.Tenso
     return (torch.log(value) if initial.kind == "log_uniform" else value).to(torch.float32)
 
 
-def _row_pieces(box: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Cut a box into runs of rows of bounded size, so that the index tensors stay small."""
-    (start, stop), rest = box[0], box[1:]
-    per_row = math.prod(b - a for a, b in rest)
-    step = max(1, _DRAW_ELEMENTS // max(1, per_row))
-    for row in range(start, stop, step):
-        yield ((row, min(stop, row + step)), *rest)
-
-
-def draw_shard(
-    seed: int, name: str, shape: tuple[int, ...], shard: LogicalShard, initial: Initial, out: torch.Tensor
-) -> None:
-    """Fill ``out`` (fp32, ``shard.shape``) with the initial values of one logical shard of a global parameter."""
-    key, offset = key_of(seed, "initial value", name), 0
-    for box in shard.boxes:
-        extent = box[shard.dim][1] - box[shard.dim][0]
-        target, row = out.narrow(shard.dim, offset, extent), 0
-        for piece in _row_pieces(box):
-            rows = piece[0][1] - piece[0][0]
-            index = box_index(shape, piece, out.device)
-            target.narrow(0, row, rows).copy_(draw_initial(initial, key, index))
-            row += rows
-        offset += extent
+def draw_shard(spec: ParamSpec, shard: LogicalShard, seed: int, out: torch.Tensor, start: int = 0) -> None:
+    """Fill ``out`` (contiguous; fp32, or a type the fp32 values are rounded to once) with the initial values of the
+    elements of one of a parameter's logical shards, from its element ``start`` on in its row-major order."""
+    key = key_of(seed, "initial value", spec.name)
+    draw_into(out, spec.shape, shard, lambda index: draw_initial(spec.initial, key, index), start)

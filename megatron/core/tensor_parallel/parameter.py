@@ -8,7 +8,7 @@ import torch
 
 from megatron.core.contracts.param_spec import Initial, ParamSpec, cut_shard, replicated_shard
 from megatron.core.contracts.parameter import ModelParameter
-from megatron.core.rng.counter import draw_shard
+from megatron.core.rng.initial_values import draw_parameter
 from megatron.core.tensor_parallel.context import ModelContext
 
 Stages = tuple[Literal["first", "last"], ...]
@@ -74,16 +74,10 @@ def cut_spec(
 def create_parameter(spec: ParamSpec, context: ModelContext) -> ModelParameter:
     """A working weight on this rank's device: the fp32 initial values rounded once to the working type.
 
-    Logical shards are drawn one at a time, so that no fp32 copy of all local experts exists. On the meta device, which
-    holds shapes alone, nothing is drawn.
+    On the meta device, which holds shapes alone, nothing is drawn.
     """
     dtype = torch.float32 if spec.fp32 else context.params_dtype
     data = torch.empty(spec.local_shape, dtype=dtype, device=context.groups.device)
-    if data.device.type == "meta":
-        return ModelParameter(data, spec)
-    for place, shard in enumerate(spec.shards):
-        target = data[place : place + 1] if spec.expert else data
-        drawn = torch.empty(shard.shape, dtype=torch.float32, device=data.device)
-        draw_shard(context.seed, spec.name, spec.shape, shard, spec.initial, drawn)
-        target.copy_(drawn)
+    if data.device.type != "meta":
+        draw_parameter(spec, context.seed, data)
     return ModelParameter(data, spec)

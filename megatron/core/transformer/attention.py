@@ -8,7 +8,7 @@ import torch
 
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
-from megatron.core.rng.counter import box_index, keep_mask
+from megatron.core.rng.counter import box_mask
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.mappings import gather_columns
 from megatron.core.tensor_parallel.norm import NormColumnParallelLinear
@@ -94,9 +94,8 @@ class SelfAttention(torch.nn.Module):
         """Keep mask of this rank's heads, drawn over the attention weights of all heads."""
         first = self.context.groups.tp.rank * self.local_heads
         box = ((0, batch), (first, first + self.local_heads), (0, length), (0, length))
-        index_BNSS = box_index((batch, self.heads, length, length), box, self.context.groups.device)
         key = noise_key(self.context, "dropout", microbatch, self.layer, "attention")
-        return keep_mask(key, index_BNSS, self.dropout)
+        return box_mask(key, (batch, self.heads, length, length), box, self.dropout, self.context.groups.device)
 
     def _rotate(self, x_SBND: torch.Tensor) -> torch.Tensor:
         if self._rope is None or self._angles_SR is None:

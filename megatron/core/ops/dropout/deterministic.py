@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch.autograd.function import once_differentiable
 
 from megatron.core.contracts.node import Node
 from megatron.core.ops.dropout.reference import check
-from megatron.core.ops.philox import Key, box_index, keep_mask
+from megatron.core.ops.philox import Key, box_mask
 from megatron.core.ops.registry import Guarantee, Variant
-
-_AT_ONCE = 1 << 16
-
-
-def drawn_mask(
-    key: Key, shape: tuple[int, ...], box: tuple[tuple[int, int], ...], p: float, device: torch.device
-) -> torch.Tensor:
-    """The boolean mask of a box, drawn a few rows of its first dimension at a time."""
-    keep = torch.empty([stop - start for start, stop in box], dtype=torch.bool, device=device)
-    (first, last), *rest = box
-    rows = max(1, _AT_ONCE // max(1, math.prod(stop - start for start, stop in rest)))
-    for start in range(first, last, rows):
-        stop = min(last, start + rows)
-        index = box_index(shape, ((start, stop), *rest), device)
-        keep[start - first : stop - first] = keep_mask(key, index, p)
-    return keep
 
 
 class _Dropout(Node):
@@ -48,7 +30,7 @@ def dropout(
 ) -> torch.Tensor:
     """See the reference."""
     check(x, box, p)
-    return _Dropout.apply(x, drawn_mask(key, shape, box, p, x.device), 1.0 / (1.0 - p))
+    return _Dropout.apply(x, box_mask(key, shape, box, p, x.device), 1.0 / (1.0 - p))
 
 
 VARIANT = Variant(

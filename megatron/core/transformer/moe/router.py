@@ -8,9 +8,9 @@ import torch
 
 from megatron.core.config.transformer import TransformerConfig
 from megatron.core.contracts.batch import Microbatch, StageReport
-from megatron.core.contracts.param_spec import Initial
+from megatron.core.contracts.param_spec import Initial, LogicalShard
 from megatron.core.contracts.parameter import use_in_fp32
-from megatron.core.rng.counter import box_index, uniform
+from megatron.core.rng.counter import draw_into, uniform
 from megatron.core.tensor_parallel.context import ModelContext
 from megatron.core.tensor_parallel.linear import linear
 from megatron.core.tensor_parallel.parameter import create_parameter, replicated_spec
@@ -78,10 +78,10 @@ class TopKRouter(torch.nn.Module):
             return x_SBH
         start, stop, whole = self.context.sequence_range(x_SBH.shape[0])
         batch, hidden = x_SBH.shape[1:]
-        box = ((start, stop), (0, batch), (0, hidden))
-        index_SBH = box_index((whole, batch, hidden), box, x_SBH.device)
+        here = LogicalShard(index=0, boxes=(((start, stop), (0, batch), (0, hidden)),))
         key = noise_key(self.context, "jitter", microbatch, self.layer, "router")
-        noise_SBH = uniform(key, index_SBH) * (2.0 * eps) + (1.0 - eps)
+        noise_SBH = torch.empty(x_SBH.shape, dtype=torch.float32, device=x_SBH.device)
+        draw_into(noise_SBH, (whole, batch, hidden), here, lambda i: uniform(key, i) * (2.0 * eps) + (1.0 - eps))
         return (x_SBH.float() * noise_SBH).to(x_SBH.dtype)
 
     def _logits(self, x_TH: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from megatron.core.digest.bits import same_bits
+from megatron.core.optimizer import sharded_state
 from megatron.core.optimizer.sharded_state import ShardedState
 from megatron.core.rng.initial_values import draw_parameter
 from tests.support.ranks import groups_for_test
@@ -29,6 +31,18 @@ def test_masters_keep_what_bfloat16_loses() -> None:
             assert same_bits(pieces.pop((param.spec.name, shard.index)), row)
         assert same_bits(param.data.contiguous(), drawn.to(param.dtype))
     assert not pieces
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_masters_of_another_seed_are_refused_wherever_they_differ(distributed: bool, monkeypatch) -> None:
+    monkeypatch.setattr(sharded_state, "_AT_ONCE", 64)
+    _, parallel, _ = _engine(torch.bfloat16)
+    for buffer in parallel.buffers:
+        ShardedState(buffer, distributed, SEED)
+        last = buffer.whole[-1].pieces[-1]
+        buffer.weights[last.stop - 1] += 1.0
+        with pytest.raises(ValueError, match=f"{last.spec.name} does not hold"):
+            ShardedState(buffer, distributed, SEED)
 
 
 def test_working_weights_follow_filled_masters() -> None:

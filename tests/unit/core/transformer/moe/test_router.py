@@ -10,6 +10,7 @@ import torch
 from megatron.core.config.moe import AUXILIARY_NAMES
 from megatron.core.contracts.batch import Microbatch, StageReport
 from megatron.core.digest.bits import same_bits
+from megatron.core.ops import philox
 from megatron.core.transformer.moe.router import Routing, TopKRouter
 from tests.support.ranks import groups_for_test
 from tests.support.tiny import tiny_config, tiny_context
@@ -88,6 +89,14 @@ def test_jitter_follows_logical_coordinates() -> None:
     assert not same_bits(noise, router._jitter(x, later))
     calm = Microbatch(iteration=1, shard=0, index=0, num_microbatches=4, training=False)
     assert router._jitter(x, calm) is x
+
+
+def test_jitter_is_drawn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = _router(moe_input_jitter_eps=0.1)
+    x = torch.randn(40, 2, 64)
+    whole = router._jitter(x, MICROBATCH)
+    monkeypatch.setitem(philox._AT_ONCE, "cpu", 100)
+    assert same_bits(router._jitter(x, MICROBATCH), whole)
 
 
 def _balance(p: torch.Tensor, k: int) -> torch.Tensor:
