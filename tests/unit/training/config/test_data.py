@@ -23,7 +23,7 @@ def test_defaults_have_no_problem():
         ({"data_path": ("a",), "train_data_path": ("b",)}, "--data-path and --train-data-path"),
         ({"data_args_path": "a", "per_split_data_args_path": "b"}, "one source of data"),
         ({"train_data_path": ("a",), "split": "1,1,1"}, "leave out --split"),
-        ({"data_path": ("0.7", "a", "0.3")}, "a prefix behind every weight, or no weights; 3 words with '0.7'"),
+        ({"data_path": ("0.7", "a", "0.3")}, "'0.3' is a weight with no prefix behind it"),
         ({"valid_data_path": ("0.7", "a", "b", "c")}, "--valid-data-path"),
         ({"data_path": ("a",), "split": "a,b"}, "found none"),
         ({"data_path": ("a",), "split": "0"}, "at least one share"),

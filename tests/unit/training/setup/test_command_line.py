@@ -89,7 +89,7 @@ def test_misspelt_flag_is_not_reported_a_second_time_as_missing():
     argv = [word.replace("--hidden-size", "--hiden-size") for word in SMALL]
     with pytest.raises(ConfigError) as caught:
         start_up(argv, {})
-    assert [problem.given for problem in caught.value.problems] == ["--hiden-size"]
+    assert [problem.given for problem in caught.value.problems] == ["--hiden-size 64"]
 
 
 def test_help_ends_well_and_other_ranks_stay_silent():
