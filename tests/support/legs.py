@@ -92,8 +92,9 @@ def blended() -> str:
 
 
 def with_data(words: str) -> str:
-    """The flags of a leg with those of the small data set, where they name no other."""
-    return words if "--data-path" in words else f"{words} --data-path {_data('self', 30)} --split 2,1,0"
+    """The flags of a leg with those of the small data set, where they name no other data."""
+    others = "--data-path" in words or "--mock-data" in words
+    return words if others else f"{words} --data-path {_data('self', 30)} --split 2,1,0"
 
 
 @dataclass(frozen=True, kw_only=True)
