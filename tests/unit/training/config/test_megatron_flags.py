@@ -56,8 +56,7 @@ def test_a_value_that_is_refused_has_a_reason(entry: RefusedValues) -> None:
     for value in entry.values.split():
         (problem,) = parse([entry.flag, value]).problems
         assert problem.given == f"{entry.flag} {value}"
-        assert problem.needed.startswith(("one of ", "torch_dist, the only value taken; ")) and problem.needed.endswith(
-            entry.reason
-        )
+        assert problem.needed.startswith(("one of ", "torch_dist, the only value taken; "))
+        assert problem.needed.endswith(entry.reason)
     (problem,) = parse([entry.flag, "no-such-value"]).problems
     assert entry.reason not in problem.needed
