@@ -48,7 +48,7 @@ same_inputs = inputs["a"] == inputs["b"]{same_host}
 said.append(f"inputs of the two runs are {{'the same' if same_inputs else 'different'}}")
 said.append(f"verdict: {{conclusion(rank, results, again, same_inputs)}}\\n")
 print("\\n".join(said), end="", flush=True)
-sys.exit(len(set(again["a"])) > 1 or results["a"] != results["b"])
+{last}sys.exit(len(set(again["a"])) > 1 or results["a"] != results["b"])
 """
 
 _OP = """
@@ -127,7 +127,7 @@ def script_text(verdict: Verdict, ranks: Sequence[int]) -> str:
     """The script for the verdict's first event, which the arguments of ``ranks`` are there for. An event that cannot be
     computed again from its arguments is shown as it was."""
     event = verdict.first.mismatch.left
-    launch, rank, head, call = "python", str(verdict.first.rank), "", _SHOW
+    launch, rank, head, call, last = "python", str(verdict.first.rank), "", _SHOW, ""
     if event.kind == "op":
         path = event.name if event.name.count(".") == 2 else f"{event.name}.default"
         call = _OP.format(path=path, in_place=bool(event.outs) and event.outs[0].label == "self")
@@ -137,6 +137,7 @@ def script_text(verdict: Verdict, ranks: Sequence[int]) -> str:
         launch, rank = f"torchrun --nproc-per-node {len(ranks)}", f"{list(ranks)}[dist.get_rank()]"
         head = _COLLECTIVE_HEAD.format(axis=event.meta["axis"], size=len(ranks))
         call = (_COLLECTIVE if event.kind == "collective" else _SUM).format(name=event.name)
+        last = "dist.barrier()  # torchrun ends the others once a rank fails\n"
     again = call is not _SHOW
     return (
         _HEAD.format(
@@ -152,6 +153,7 @@ def script_text(verdict: Verdict, ranks: Sequence[int]) -> str:
         + _BODY.format(
             rank=rank,
             call=call.strip(),
+            last=last,
             repeats="int(sys.argv[1]) if len(sys.argv) > 1 else 20" if again else "0",
             same_host=" and False  # the trace says that the host passed other values" * verdict.first.mismatch.args,
         )
