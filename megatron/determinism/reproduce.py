@@ -18,7 +18,7 @@ _HEAD = '''\
 
     {launch} {script}{options}
 
-Arguments and results are those of the two runs; exit code 1 where any repeat differs from another or from run A.
+Arguments and results are those of the two runs; exit code 1 where any two of these results and repeats differ.
 """
 import sys
 from pathlib import Path
@@ -48,7 +48,7 @@ same_inputs = inputs["a"] == inputs["b"]{same_host}
 said.append(f"inputs of the two runs are {{'the same' if same_inputs else 'different'}}")
 said.append(f"verdict: {{conclusion(rank, results, again, same_inputs)}}\\n")
 print("\\n".join(said), end="", flush=True)
-{last}sys.exit(len(set(again["a"])) > 1 or results["a"] != results["b"])
+{last}sys.exit(len({{*results.values(), *again["a"], *again["b"]}}) > 1)
 """
 
 _OP = """

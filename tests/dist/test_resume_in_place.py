@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +62,21 @@ def test_other_numbers_in_the_folder_stop_every_rank(tmp_path: Path) -> None:
     ended = run_legs(2, f"{words} --load {tmp_path}/checkpoints --ckpt-step {TAKEN_UP}")
     assert {rank.code for rank in ended} == {3}, ended
     assert str(path) in ended[0].error
+
+
+def test_a_folder_that_a_run_is_writing_is_refused_on_every_rank_and_left_alone(tmp_path: Path) -> None:
+    """The other run is this process; the second launch has another layout, so that it would move the ranks' files."""
+    words = f"--train-iters {LAST} --fingerprint-dir {tmp_path}"
+    finished(1, f"{words} --exit-interval {TAKEN_UP} --logical-data-parallel-size 2")
+    with (tmp_path / FINGERPRINT_FILE).open("a") as unfinished:
+        unfinished.write('{"iteration": 3')
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
+    fcntl.lockf(running := (tmp_path / FINGERPRINT_FILE).open("r+"), fcntl.LOCK_EX)
+    ended = run_legs(2, words)
+    assert {rank.code for rank in ended} == {2}, ended
+    assert f"--fingerprint-dir {tmp_path}, whose {FINGERPRINT_FILE} another process is writing" in ended[1].error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*")} == before
+    running.close()
 
 
 def _late_lines() -> None:

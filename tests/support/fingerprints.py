@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron.training.config.manifest import Json
 from megatron.training.config.resolve import logical_layout, topology_of
 from megatron.training.config.run import RunConfig
-from megatron.training.observe.fingerprint import FingerprintWriter, StepRecord
+from megatron.training.observe.fingerprint import FINGERPRINT_FILE, FingerprintFile, FingerprintWriter, StepRecord
 from megatron.training.observe.run_manifest import Circumstances, launch_part, prepare_folder, trajectory_part
 from tests.support.settings import effective
 
@@ -53,7 +53,8 @@ def manifest_parts(config: RunConfig | None = None, world_size: int = 1) -> tupl
 def write_folder(folder: Path, records: Iterable[StepRecord], config: RunConfig | None = None) -> Path:
     """A finished fingerprint folder of one rank."""
     prepare_folder(folder, *manifest_parts(config))
-    with FingerprintWriter(folder, rank=0, interval=1) as writer:
+    shared = FingerprintFile(folder / FINGERPRINT_FILE)
+    with FingerprintWriter(folder, shared, rank=0, interval=1) as writer:
         for step in records:
             writer.write(step, step)
     return folder

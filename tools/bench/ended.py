@@ -1,4 +1,5 @@
-"""The end of what a bench starts: nothing of it outlives the bench that SIGTERM or Ctrl-C ends."""
+"""The end of what a bench starts: launchers, and through them their ranks, get SIGTERM when SIGTERM or Ctrl-C ends the
+bench. Of a launcher that is deaf to it and is killed, ranks in sessions of their own may live on."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class IndexedDataset:
         """SHA-256 over the size of the .bin file, the bytes of the .idx file and a sample of the tokens: all of a small
         file, of a large one 16 blocks of 4 KiB from its first to its last byte.
 
-        Other text of equal lengths has another digest; a few tokens changed between two blocks do not show.
+        Another text of equal lengths has another digest; what differs between the blocks only does not show.
         """
         return self._digest
 

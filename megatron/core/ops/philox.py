@@ -97,7 +97,7 @@ def draw_into(
     tensor of ``shape``, from the shard's element ``start`` on. What ``draw`` returns is rounded once to the type of
     ``out``. It is called with a bounded number of indices at a time, whatever the shape."""
     flat = out.view(-1)
-    for piece in flat.split(_AT_ONCE[out.device.type]) if out.numel() else ():
+    for piece in flat.split(_AT_ONCE.get(out.device.type, 1 << 20)) if out.numel() else ():
         stop = start + piece.numel()
         piece.copy_(draw(shard_index(shape, shard, start, stop, out.device)))
         start = stop

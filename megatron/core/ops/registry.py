@@ -272,7 +272,9 @@ def build_table(
         asked = name in wanted
         needed = _wanted_text(op, wanted[name]) if asked else f"a variant that promises {need.name}"
         without = ", or leave out --deterministic-mode" * (numerics.deterministic_mode and not asked)
-        heads = f" with heads of width {head_width}" * any(v.head_widths is not None for v in op.variants)
+        heads = f" with heads of width {head_width}" * (
+            head_width is not None and any(v.head_widths for v in op.variants)
+        )
         given = f"op {name} on {device.type} in {dtype}{heads}"
         problems.append(Problem(given, f"{needed}; there is {have}", f"--op-variants {name}=...{without}"))
     problems = problems or _outside_problems(chosen, numerics)

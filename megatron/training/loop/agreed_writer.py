@@ -11,7 +11,7 @@ from typing import Any
 from megatron.core.config.errors import ConfigError, DamagedInputError, TrainingStoppedError
 from megatron.core.process_groups.collectives import gather_objects
 from megatron.core.process_groups.groups import Group
-from megatron.training.observe.fingerprint import FingerprintWriter, StepRecord
+from megatron.training.observe.fingerprint import FingerprintFile, FingerprintWriter, StepRecord
 
 
 @contextlib.contextmanager
@@ -46,10 +46,10 @@ class AgreedWriter:
         DamagedInputError: a file is damaged; on every rank.
     """
 
-    def __init__(self, group: Group, folder: Path, *, rank: int, interval: int) -> None:
+    def __init__(self, group: Group, folder: Path, shared: FingerprintFile | None, *, rank: int, interval: int) -> None:
         self._group = group
         with stopping_together(group):
-            self._writer = FingerprintWriter(folder, rank=rank, interval=interval)
+            self._writer = FingerprintWriter(folder, shared, rank=rank, interval=interval)
         last: list[Any] = gather_objects(group, self._writer.last_known)
         self._last_known = max(last)
 

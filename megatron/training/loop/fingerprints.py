@@ -18,7 +18,7 @@ from megatron.training.config.manifest import folder_problems
 from megatron.training.data.batches import BatchReader
 from megatron.training.loop.agreed_writer import AgreedWriter, stopping_together
 from megatron.training.loop.build import Run
-from megatron.training.observe.fingerprint import StepRecord
+from megatron.training.observe.fingerprint import FINGERPRINT_FILE, FingerprintFile, StepRecord
 from megatron.training.observe.machine import MISSING_NVML, load_nvml, machine_part
 from megatron.training.observe.run_manifest import Circumstances, launch_part, prepare_folder, trajectory_part
 from megatron.training.observe.software import device_model, source_digest, versions
@@ -102,7 +102,7 @@ class Fingerprints:
     writes what is left, before anything that a later run may go on from and at the end.
 
     Raises:
-        ConfigError: the folder holds the fingerprint of a run with another trajectory.
+        ConfigError: the folder holds the fingerprint of another trajectory, or another process is writing it.
         DamagedInputError: a file in the folder is damaged.
     """
 
@@ -113,12 +113,16 @@ class Fingerprints:
         barrier(run.groups.world)
         if problems:
             raise ConfigError(problems)
+        shared: FingerprintFile | None = None
         with stopping_together(run.groups.world):
             if run.launch.rank == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+                # Before anything there changes: it is refused where another run is writing.
+                shared = FingerprintFile(folder / FINGERPRINT_FILE)
                 prepare_folder(folder, manifest["trajectory"], manifest["launch"])
         self._run, self._state = run, settings.fingerprint_level == "state"
         interval = settings.fingerprint_interval
-        self._writer = AgreedWriter(run.groups.world, folder, rank=run.launch.rank, interval=interval)
+        self._writer = AgreedWriter(run.groups.world, folder, shared, rank=run.launch.rank, interval=interval)
         self._waiting: _Waiting | None = None
 
     def wants_digests(self, iteration: int) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from megatron.core.config.errors import ConfigError, DamagedInputError, Problem, TrainingStoppedError
 from megatron.core.dist_checkpointing.folder import naming
@@ -140,11 +141,15 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """(number from 1, offset, bytes with the line end) of each line."""
     if not path.is_file():
         raise DamagedInputError(f"{path}: no such file")
-    offset = 0
     with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            yield number, offset, raw
-            offset += len(raw)
+        yield from _placed(file)
+
+
+def _placed(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    offset = 0
+    for number, raw in enumerate(file, 1):
+        yield number, offset, raw
+        offset += len(raw)
 
 
 class FingerprintFile:
@@ -164,15 +169,22 @@ class FingerprintFile:
         self.path = path
         self._known: dict[int, tuple[int, int]] = {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        for number, offset, raw in _raw_lines(path):
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            os.close(self._file)
+            raise
+        os.lseek(self._file, 0, os.SEEK_END)
+
+    def _read(self) -> None:
+        # By the handle that is locked: the lock of a process ends with the first of its handles that is closed.
+        for number, offset, raw in _placed(os.fdopen(self._file, "rb", closefd=False)):
             if not raw.endswith(b"\n"):
                 os.ftruncate(self._file, offset)
                 break
-            line = parse_line(raw, path, number)
+            line = parse_line(raw, self.path, number)
             self._known[int(line["iteration"] or 0)] = (offset, len(raw))
-        os.lseek(self._file, 0, os.SEEK_END)
-        # Behind the reading: the lock of a process ends with the first of its handles that is closed.
-        self._lock()
 
     def _lock(self) -> None:
         try:
@@ -228,16 +240,17 @@ class FingerprintFile:
 class FingerprintWriter:
     """Writes the lines of one rank: its own file, and on the first rank the layout-free one."""
 
-    def __init__(self, folder: Path, *, rank: int, interval: int) -> None:
-        """Open this rank's files. ``prepare_folder`` has run on the first rank, and all ranks know.
+    def __init__(self, folder: Path, shared: FingerprintFile | None, *, rank: int, interval: int) -> None:
+        """Open this rank's own file; ``shared`` is the layout-free one of the first rank. ``prepare_folder`` has run
+        there, and all ranks know.
 
         Raises:
-            ConfigError: another process writes one.
+            ConfigError: another process writes the file.
             DamagedInputError: a file is damaged.
         """
         self._interval = interval
         self._own = FingerprintFile(folder / rank_file(rank))
-        self._shared = FingerprintFile(folder / FINGERPRINT_FILE) if rank == 0 else None
+        self._shared = shared
 
     def wants(self, iteration: int) -> bool:
         """True where a line is due after this iteration; the same on all ranks."""

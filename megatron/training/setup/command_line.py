@@ -184,7 +184,8 @@ def exit_code_of(run: Callable[[RunConfig], None], config: RunConfig) -> int:
         if words is None:
             raise
         change = "a smaller model, --micro-batch-size or --seq-length, more ranks or recomputation"
-        print(f"error on rank {rank}: {words}; --dry-run says what a rank needs; change: {change}", file=sys.stderr)
+        words = f"{words}; --dry-run says what a rank needs; change: {change}"
+        print(f"error on rank {rank}: {words}", file=sys.stderr, flush=True)
         return SaveFailedError.exit_code
     except KeyboardInterrupt:
         how = "--exit-signal-handler --exit-signal SIGINT would finish the step and save first"

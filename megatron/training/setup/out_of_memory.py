@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from pathlib import Path
 
+_PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _OF_CPU = "can't allocate memory"
 """What torch's allocator of the CPU says, in an error without a type of its own."""
 
@@ -14,6 +17,6 @@ def out_of_memory(error: BaseException) -> str | None:
     if not (of_gpu or isinstance(error, MemoryError) or _OF_CPU in str(error)):
         return None
     said = str(error).partition("\n")[0] or "Python's allocator has none left"
-    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/megatron/" in frame.filename]
-    where = f" ({ours[-1].filename.rpartition('/megatron/')[2]}:{ours[-1].lineno})" if ours else ""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(_PACKAGE)]
+    where = f" ({ours[-1].filename.removeprefix(_PACKAGE)}:{ours[-1].lineno})" if ours else ""
     return f"out of memory{where}: {said}"

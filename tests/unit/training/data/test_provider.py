@@ -181,7 +181,7 @@ def test_refused_at_the_first_meeting(data: SelfData, tmp_path: Path):
             "no train data .*left out by --split.*change: --split or --data-path$",
         ),
         (DataConfig(data_path=(data.prefix,), split="1000,1,1"), ConfigError, "no valid data .*hold no tokens"),
-        (DataConfig(data_path=("1", data.prefix, "x", "y")), ConfigError, "'x' is none"),
+        (DataConfig(data_path=("1", data.prefix, "x", "y")), ConfigError, "'x' is a prefix with no weight before it"),
         (DataConfig(data_args_path=str(tmp_path / "none")), ConfigError, "--data-args-path"),
         (DataConfig(per_split_data_args_path=str(tmp_path / "file")), ConfigError, "not JSON"),
         (DataConfig(valid_data_path=(data.prefix,)), ConfigError, "no train data .*--train-data-path"),

@@ -150,7 +150,8 @@ def test_killed_writer_leaves_whole_lines(tmp_path: Path):
 
 def test_first_rank_keeps_both_files_and_others_their_own(tmp_path: Path):
     for rank in (0, 1):
-        with FingerprintWriter(tmp_path, rank=rank, interval=2) as writer:
+        shared = FingerprintFile(tmp_path / FINGERPRINT_FILE) if rank == 0 else None
+        with FingerprintWriter(tmp_path, shared, rank=rank, interval=2) as writer:
             assert [i for i in range(1, 5) if writer.wants(i)] == [2, 4]
             writer.write(record(2), record(2, params=f"{rank:032x}"))
             writer.close()
